@@ -282,7 +282,8 @@ class Chat:
                 return whole[found + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :]), ""
         common = _drop_half_tag(_find_common(prompt, start))
         thought, reply = prompt[len(common) :], whole[len(common) :]
-        if not message.get("reasoning") and "</think>" not in (message["content"] or ""):
+        logged = self._encoder.as_data((message.get("reasoning") or "").strip(), sampled=True)
+        if (not logged or logged not in reply) and "</think>" not in (message["content"] or ""):
             closed = EMPTY_THINKING.match(reply)
             if _NO_THOUGHT.fullmatch(thought):
                 return reply[closed.end() if closed else 0 :], ""
