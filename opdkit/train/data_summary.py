@@ -19,7 +19,7 @@ from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Turn
-from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
+from opdkit.train.training_set import FOR_VALIDATION, SKIPPED, TrainingSet
 from opdkit.train.validation_turns import MOST_SHARE
 
 NEAR_ZERO = 0.01  # nats: advantages that are all smaller get a warning
@@ -71,6 +71,8 @@ def _choose_remedy(data: TrainingSet, terms: set[str]) -> str:
     else:
         remedy = ("It learns from hints: the summaries of judge and teacher count hints and dropped turns. Try a "
                   "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
+    if data.dropped[SKIPPED]:
+        remedy = f"--negative-below, --min-advantage and --skip-first skip tokens. {remedy}"
     return f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}" if data.dropped[FOR_VALIDATION] else remedy
 
 

@@ -21,6 +21,7 @@ from opdkit.train.validation_turns import choose_turns
 
 FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"
+SKIPPED = "every token skipped"
 _CHUNK = 256  # turns whose tensors are in memory at once
 Advantages = dict[str, NDArray[np.float32]]  # "reward" and "teacher" -> one value per token that has it
 
@@ -175,7 +176,7 @@ def build_training_set(
         measured += advantages
         tokens += sum(counts)
     gathered = {name: np.concatenate(parts) for name in SAMPLED if (parts := [m[name] for m in measured if name in m])}
-    reasons = Counter(dropped) + Counter({"every token skipped": len(turns) - len(kept)})
+    reasons = Counter(dropped) + Counter({SKIPPED: len(turns) - len(kept)})
     return TrainingSet(kept, phases, strengths, gathered, tokens, scored, reasons)
 
 

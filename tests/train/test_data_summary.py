@@ -88,6 +88,13 @@ def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_d
         check_signal(data, [], train_config(run, plain_model_dir, objective="binary"), [Objective({"reward": 1.0})])
 
 
+def test_the_error_names_the_options_that_skip_tokens(run, plain_model_dir) -> None:
+    """By default, a negative reward skips tokens that the student was sure of."""
+    sure = set_of(*(toy_turn(f"{n}", old=(-0.01, -0.02), reward=-1) for n in range(3)), weights={"reward": 1.0})
+    with pytest.raises(NothingLearnedError, match=r"every token skipped 3.*--negative-below"):
+        check_signal(sure, [], train_config(run, plain_model_dir, objective="binary"), [Objective({"reward": 1.0})])
+
+
 @pytest.mark.parametrize("objective", ["blend", "hybrid", "combine", "binary"])
 def test_without_a_hint_and_a_reward_there_is_nothing_to_learn(objective, run, plain_model_dir) -> None:
     """Rounding alone has a gradient, and the search for a rate would raise the rate for it."""
