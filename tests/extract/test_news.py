@@ -536,9 +536,11 @@ def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, module, s
     assert texts(collect(tmp_path, tmp_path / "logs", 1)[1]) == [json.dumps(chat("a", "b", "c"))]
 
 
-def test_an_empty_folder_has_no_news(tmp_path):
+def test_an_empty_folder_has_no_news_and_is_named(tmp_path, capsys):
+    """It may be the folder under which a disk is not mounted."""
     (tmp_path / "logs").mkdir()
     assert collect(tmp_path, tmp_path / "logs", 0)[0] == News()
+    assert f"the folder {tmp_path / 'logs'} holds no" in capsys.readouterr().err
 
 
 def pi(name: str | None, *texts: str) -> list[dict]:

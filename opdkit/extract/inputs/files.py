@@ -137,9 +137,12 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
                     warn(f"{link} is a link to a folder, left out: name it, too, if it holds logs")
         named = [p for p in paths if ending.sub("", p.name).endswith(suffixes) and p.is_file()]
         files = sorted((p for p in named if not _is_of_a_run(p)), key=_rank_by_age if rotated else None)
-        if not files and not rotated:
+        if not files:
             own = " but those of a run, which are no logs" if named else ""
-            raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files{own}")
+            text = f"the folder {log} holds no {', '.join(suffixes)} files{own}"
+            if not rotated:
+                raise ConfigError(text)
+            warn(f"{text}: is it the right folder, and is its disk mounted?")
         yield from ((str(file), file) for file in files)
     elif path.exists() and not path.is_file():  # a pipe can be read only once, too
         copy = scratch / f"{number}-{path.name}"
