@@ -52,8 +52,8 @@ class SlurmConfig(PipelineConfig):
         for name in ("partition", "account", "time", "gpus", "cpus", "mem"):
             for value in map(_drop_stage, getattr(self, name)):
                 if not _WORD.fullmatch(value):
-                    raise ConfigError(f"--{name} is {value!r}; write it as VALUE or STAGE=VALUE, where STAGE is one "
-                                      f"of: {', '.join(ORDER)}")  # fmt: skip
+                    raise ConfigError(f"--{name} is {value!r}; write it as VALUE or STAGE=VALUE, where VALUE is as "
+                                      f"sbatch takes it, without blanks; STAGE: {', '.join(ORDER)}")  # fmt: skip
         for line in map(_drop_stage, self.sbatch):
             if not line.startswith("-") or not line.isprintable():
                 raise ConfigError(f"--sbatch is {line!r}; write it as sbatch's own options are, --constraint=a100")

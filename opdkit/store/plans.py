@@ -34,9 +34,11 @@ def stage_dir(run: Path, stage: str) -> Path:
 
 
 def no_run_error(directory: Path) -> OpdkitError:
-    """Return the error for a directory in which no stage was started: it may hold nights, or runs."""
+    """Return the error for a directory in which no stage was started: it may hold nights, runs, or jobs."""
     runs = " or ".join(str(path.parents[1]) for path in sorted(directory.glob("*/extract/manifest.json"))[:3])
     advice = f"is it {runs}?" if runs else f"start one with `opdkit extract {quote(directory)} LOGS...`"
+    if (directory / "slurm" / "submit.sh").exists():
+        advice = "none of its Slurm jobs has begun (`squeue --me` lists those in the queue)"
     if any(directory.glob("nights/[0-9]*/")):
         advice = f"each of its nights is one, and `opdkit models {quote(directory)}` lists them"
     return OpdkitError(f"{directory} holds no run: {advice}")

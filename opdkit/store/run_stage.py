@@ -34,7 +34,11 @@ def find_next_step(run: Path) -> str:
     """
     if any((home / "ledger.sqlite").exists() for home in run.resolve().parents[1:3]):
         return ""
+    has_jobs = (run / "slurm" / "submit.sh").exists()
     for stage in _NEXT:
+        if has_jobs and stage != "eval" and not is_complete(run, stage):
+            again = f"`opdkit slurm {quote(run)} ... --submit` again as before"
+            return f"Next: its Slurm jobs do the rest; if none is in the queue (`squeue --me`), run {again}."
         folder = quote(stage_dir(run, stage).parent)
         again = f"Next: run `opdkit {find_command(run, stage)} {folder} ...` again as before"
         if has_stage(run, stage):

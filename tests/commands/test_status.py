@@ -78,6 +78,9 @@ def test_the_next_command_is_named_unless_a_part_is_running(run: Path, capsys: p
     shutil.rmtree(run / "judge")
     assert last_line().startswith(f"Next: `opdkit judge {run} --judge ")
     night = Path(shutil.copytree(run, run.parent / "nights" / "0001"))
+    (run / "slurm").mkdir()
+    (run / "slurm" / "submit.sh").touch()
+    assert f"`opdkit slurm {run} ... --submit`" in last_line()
     assert last_line(night).startswith("Next")
     (run.parent / "ledger.sqlite").touch()  # `opdkit night` continues a night
     assert not last_line(night).startswith("Next")
@@ -203,6 +206,13 @@ def test_a_folder_of_nights_or_of_runs_is_told_from_an_empty_one(tmp_path: Path,
             status.run(StatusConfig(run=home))
         assert words in str(caught.value)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def test_a_run_whose_jobs_wait_is_told_from_none(tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "submit.sh").touch()
+    with pytest.raises(OpdkitError, match="squeue"):
+        status.run(StatusConfig(run=tmp_path))
 
 
 def test_a_run_that_is_not_there_stays_so(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"time": ("jugde=1:00",)}, "--time is 'jugde=1:00'; write it as VALUE or STAGE=VALUE"),
+    ({"time": ("4 hours",)}, "without blanks"),
     ({"partition": ("a\n#SBATCH --uid=0",)}, "--partition is"),
     ({"sbatch": ("--x\n--y",)}, "--sbatch is"),
     ({"sbatch": ("train=exclusive",)}, "--sbatch is 'exclusive'"),
