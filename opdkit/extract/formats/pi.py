@@ -1,4 +1,4 @@
-"""Session event files of the pi coding agent, which OpenClaw writes too: one event per line, one session per file.
+"""Session event files of the pi coding agent, of OpenClaw, and of Factory's Droid: one event per line.
 
 The messages of a session are what the agent sends to its model: user, assistant and tool messages, with shell commands
 that the user ran and messages of extensions as user messages. From version 2 on, the events form a tree by `id` and
@@ -6,6 +6,9 @@ that the user ran and messages of extensions as user messages. From version 2 on
 beginning of the prompt with a summary; the table keeps the whole conversation, and the metadata says before which
 messages the prompt was compacted. Replies that failed or were aborted are counted there: the agent sends none of them
 to its model again. Token usage, signatures and the private details of tools are left out.
+
+Droid's events differ in their header (`session_start`) and hold Anthropic's content blocks: results are blocks of user
+messages. An event of Droid without `parentId` follows the one before it.
 """
 
 import bisect
@@ -14,12 +17,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, first_text, has_placeholder, join_content, message, read_call
+from opdkit.chat.messages import (
+    NOT_ONLY_TEXT,
+    first_text,
+    has_placeholder,
+    join_content,
+    message,
+    read_call,
+    read_messages,
+)
 from opdkit.extract.formats.claude_code import mark_reactions
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
 
+_HEADERS = ("session", "session_start")
 _HEADER_ONLY = frozenset(("type", "modelId"))
 _FAILED = ("aborted", "error")  # stop reasons
 _SUMMARIES = ("branchSummary", "compactionSummary")
@@ -32,6 +44,8 @@ _ROLES = ("user", "assistant", "toolResult", "bashExecution", *_SUMMARIES, *_EXT
 def recognises(record: JSON) -> bool:
     """Return whether the record is a session header, or a message event."""
     kind, body = record.get("type"), record.get("message")
+    if kind == "session_start":
+        return "id" in record and "cwd" in record
     if kind == "session":
         return "id" in record and "timestamp" in record
     return kind == "message" and isinstance(body, dict) and "role" in body
@@ -44,9 +58,10 @@ class _Event:
     kind: str
     id: str | None
     parent: str | None
-    message: JSON | None = None
+    in_tree: bool = False  # it names its parent, if only as null
+    messages: list[JSON] = field(default_factory=list)  # one, but for several results
     note: Note | None = None  # replies only
-    machine: bool = False  # no person wrote the message
+    machine: bool = False  # no person wrote the user's message
     tool_failed: bool = False
     failed: bool = False  # a reply
     model: str | None = None
@@ -85,14 +100,13 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         if event.tool_failed:
             tool_errors.append(len(messages))
         if event.machine:
-            conversation.machine.add(len(messages))
-        if event.message is not None:
-            messages.append(event.message)
+            conversation.machine |= {len(messages) + i for i, m in enumerate(event.messages) if m["role"] == "user"}
+        messages += event.messages
     if len(branch) in gaps:
         message_gaps.add(len(messages))
     mark_gaps(conversation, message_gaps)
     mark_reactions(conversation, conversation.machine)
-    conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
+    conversation.metadata = next((event.header for event in events if event.kind in _HEADERS), {})  # not in the tree
     left_out = sum(event.note is not None for event in events) - len(conversation.notes)
     logged = {"compacted_before": compacted, "tool_errors": tool_errors, "failed_replies": failed_replies,
               "other_branches": left_out}  # fmt: skip
@@ -109,9 +123,14 @@ def _find_active_branch(events: Sequence[_Event], gaps: set[int]) -> tuple[list[
     Without a tree, that is all events. If lines could not be read, a missing parent was probably one of them: the event
     before takes its place.
     """
-    by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
-    if not by_id:
+    if not any(event.in_tree and event.id is not None for event in events):
         return list(range(len(events))), gaps
+    by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
+    last: str | None = None
+    for event in events:
+        if event.id is not None:
+            event.parent = event.parent if event.in_tree else last
+            last = event.id
     branch: list[int] = []
     breaks = set(gaps)
     seen: set[int] = set()
@@ -133,8 +152,9 @@ def _read_event(record: JSON) -> _Event:
     kind = first_text(record.get("type"))
     if kind is None:
         raise Unreadable("event without a type")
-    event = _Event(kind, first_text(record.get("id")) if "parentId" in record else None,
-                   first_text(record.get("parentId")))  # fmt: skip
+    in_tree = "parentId" in record
+    event = _Event(kind, first_text(record.get("id")) if in_tree or kind == "message" else None,
+                   first_text(record.get("parentId")), in_tree)  # fmt: skip
     if kind == "message":
         body = record.get("message")
         if not isinstance(body, dict):
@@ -146,13 +166,14 @@ def _read_event(record: JSON) -> _Event:
         if role == "assistant" and body.get("stopReason") in _FAILED:
             event.failed = True
         elif body.get("provider") != "openclaw" or model not in _OF_OPENCLAW:
-            event.model = model
+            event.model = model or first_text(body.get("modelId"))
             _add_message(event, role, body)
+            event.machine = event.machine or "llm_only" in (record.get("visibility"), body.get("visibility"))
     elif kind == "custom_message":
         _add_message(event, "custom", record)
     elif kind == "branch_summary" and first_text(record.get("summary")):
         _add_message(event, "branchSummary", record)
-    elif kind == "session":
+    elif kind in _HEADERS:
         event.model = first_text(record.get("modelId"))
         event.header = {k: v for k, v in record.items() if k not in _HEADER_ONLY}
     return event  # without a message: model and thinking changes, compactions, labels, notes of extensions
@@ -165,19 +186,19 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
         thoughts, calls, rest = list[str](), list[JSON](), list[Any]()
         for block in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
             kind = block.get("type") if isinstance(block, dict) else None
-            if kind == "toolCall":
+            if kind in ("toolCall", "tool_use"):
                 calls.append(read_call(block))
             elif kind != "thinking":
                 rest.append(block)
             elif isinstance(block.get("thinking"), str):
                 thoughts.append(block["thinking"])
         text = join_content(rest) if rest else None
-        event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
+        event.messages = [message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)]
         skip = NOT_ONLY_TEXT if has_placeholder(rest) else None
         event.note = Note(finish_reason=first_text(body.get("stopReason")), skip_reason=skip)
     elif role == "toolResult":
         name, call = first_text(body.get("toolName")), first_text(body.get("toolCallId"))
-        event.message = message("tool", join_content(content), name=name, tool_call_id=call)
+        event.messages = [message("tool", join_content(content), name=name, tool_call_id=call)]
         event.tool_failed = body.get("isError") is True
     elif role == "bashExecution":
         if body.get("excludeFromContext"):
@@ -188,21 +209,21 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
             text += "\n\n(command cancelled)"
         elif isinstance(code, int) and code != 0:
             text += f"\n\nCommand exited with code {code}"
-        event.message, event.machine = message("user", text, name="bash"), True
+        event.messages, event.machine = [message("user", text, name="bash")], True
     elif role in _SUMMARIES:
-        event.message, event.machine = message("user", first_text(body.get("summary")), name="summary"), True
+        event.messages, event.machine = [message("user", first_text(body.get("summary")), name="summary")], True
     else:
         name = first_text(body.get("customType")) or "custom" if role in _EXTENSIONS else None
         writer = body.get("provenance")
         told = isinstance(writer, dict) and writer.get("kind") in _PROGRAMS
         event.machine = name is not None or told or body.get("runtimeContextCarrier") is True
-        event.message = message("user", join_content(content), name=name)
+        event.messages = [m | {"name": name} for m in read_messages([{"role": "user", "content": content}])[0]]
 
 
 def id_of(record: JSON) -> str | None:
     """Return the id of a session header ("" if it has none); None for other lines."""
     logged = record.get("id")
-    return None if record.get("type") != "session" else "" if logged is None else str(logged)
+    return None if record.get("type") not in _HEADERS else "" if logged is None else str(logged)
 
 
-READER = Reader("pi", "session", recognises, read, id_of, header_mark=b'"session"')
+READER = Reader("pi", "session", recognises, read, id_of, header_mark=b'"session')

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_logs import turn_rows
+from small_logs import run, tables, turn_rows
 
 from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.claude_code import CLIENT_ONLY
@@ -238,3 +238,44 @@ def test_what_openclaw_itself_writes_as_the_user_is_no_reaction(marks):
     assert not aside
     assert contents(session)[2] == ("user", "The subagent is done.")
     assert {i: note.skip_reason for i, note in session.notes.items()} == {1: CLIENT_ONLY, 3: None}
+
+
+def droid(ident: str, role: str, *blocks, **fields) -> dict:
+    return {"type": "message", "id": ident, "message": {"role": role, "content": list(blocks)}, **fields}
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_sessions_of_droid_are_read(tmp_path, tree):
+    """Field names as in transcripts of droid 0.213 that others published; older ones name no parents."""
+
+    def after(ident: str) -> dict:
+        return {"parentId": ident} if tree else {}
+
+    used = [{"type": "tool_use", "id": f"c{n}", "name": "Read", "input": {"path": "a"}} for n in (1, 2)]
+    results = [{"type": "tool_result", "tool_use_id": f"c{n}", "content": f"r{n}"} for n in (1, 2)]
+    hidden = droid("c", "user", *text("<system-reminder>tools</system-reminder>"))
+    hidden["message"]["visibility"] = "llm_only"
+    again = hidden | {"id": "c-2"}  # it names no parent
+    answer = droid("a2", "assistant", *text("Both are empty."), **after("u2"))
+    answer["message"]["modelId"] = "m"
+    events = [
+        {"type": "session_start", "id": "s1", "title": "Read", "version": 2, "cwd": "/w"}, hidden,
+        droid("u1", "user", *text("Read both."), **after("c")),
+        droid("a1", "assistant", {"type": "thinking", "thinking": "hm", "signature": "x"}, *used, **after("u1")),
+        droid("u2", "user", *results, **after("a1")), {"type": "todo_state", "todos": "1."}, answer, again,
+        droid("a3", "assistant", *text("Anything else?"), **after("c-2")),
+        droid("u3", "user", *text("No, a is not."), **after("a3")),
+    ]  # fmt: skip
+    session, aside = read(*events)
+    assert not aside
+    assert session.model == "m"
+    assert session.metadata == {"id": "s1", "title": "Read", "version": 2, "cwd": "/w"}
+    assert [m["role"][0] for m in session.messages] == list("uuattauau")
+    assert [(m["tool_call_id"], m["content"]) for m in session.messages[3:5]] == [("c1", "r1"), ("c2", "r2")]
+    assert [c["arguments"] for c in session.messages[2]["tool_calls"]] == ['{"path":"a"}'] * 2
+    assert session.machine == {0, 6}
+    assert {i: note.skip_reason for i, note in session.notes.items()} == {2: None, 5: CLIENT_ONLY, 7: None}
+    log = tmp_path / "s1.jsonl"
+    log.write_text("".join(json.dumps(event) + "\n" for event in [*events, *events]))
+    run(tmp_path / "run", log)
+    assert [(row["format"], len(row["messages"])) for row in tables(tmp_path / "run")["sessions"]] == [("pi", 9)] * 2
