@@ -166,6 +166,15 @@ def _read_reply(item: JSON, content: Any) -> JSON:
     return message("assistant", content, reasoning=reasoning, name=first_text(item.get("name")), tool_calls=calls)
 
 
+def _read_result(block: JSON) -> str | None:
+    """Return the text of a tool's result. Amp logs it under `run`, with data that is no text."""
+    run = block.get("run")
+    if "content" in block or not isinstance(run, dict):
+        return join_content(block.get("content"))
+    result = next((run[key] for key in ("result", "error", "reason") if run.get(key) is not None), run)
+    return result if isinstance(result, str) else dump(result)
+
+
 def _read_thoughts(part: JSON) -> list[str]:
     """Return the texts of a thinking part, which holds a text or a list of parts."""
     for key in ("thinking", "content", "summary", "reasoning", "text"):
@@ -198,7 +207,8 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
     blocks = content if role == "user" and isinstance(content, list) else []
     results = [block for block in blocks if _is_block(block, "tool_result")]
     for block in results:
-        yield message("tool", join_content(block.get("content")), tool_call_id=first_text(block.get("tool_use_id")))
+        call_of_result = first_text(block.get("tool_use_id"), block.get("toolUseID"))
+        yield message("tool", _read_result(block), tool_call_id=call_of_result)
     rest = [block for block in content if not _is_block(block, "tool_result")] if results else content
     if rest or not results:
         yield message(role, join_content(rest), name=name, tool_call_id=call_id)

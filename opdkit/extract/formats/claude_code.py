@@ -35,7 +35,8 @@ def recognises(record: JSON) -> bool:
     """Return whether the record is an event of the tree, or a snapshot, summary or queue operation beside it."""
     kind = record.get("type")
     if isinstance(kind, str) and kind in _EVENTS:
-        return "uuid" in record and "parentUuid" in record and "sessionId" in record
+        has_parts = "parts" in body if isinstance(body := record.get("message"), dict) else False  # Qwen Code's
+        return "uuid" in record and "parentUuid" in record and "sessionId" in record and not has_parts
     if kind == "file-history-snapshot":
         return "messageId" in record and "snapshot" in record
     return (kind == "summary" and "leafUuid" in record) or (kind == "queue-operation" and "sessionId" in record)

@@ -135,3 +135,14 @@ def test_messages_of_use_chat_beside_a_system_prompt():
     record = {"system": "s", "messages": said}
     assert detect([Line("log", 1, json.dumps(record).encode())]) == "anthropic"
     assert [m["content"] for m in read_one(record).messages] == ["s", "user", "assistant"]
+
+
+@pytest.mark.parametrize(("run", "text"), [
+    ({"status": "done", "result": {"output": "sun", "exitCode": 0}}, '{"output":"sun","exitCode":0}'),
+    ({"status": "error", "error": "no city"}, "no city"), ({"status": "cancelled"}, '{"status":"cancelled"}'),
+    (None, None),
+])  # fmt: skip
+def test_amp_logs_a_result_as_a_run(run, text):
+    result = {"type": "tool_result", "toolUseID": "t1", "run": run}
+    session = read_one({"id": "T-1", "messages": [ASK, CALL, {"role": "user", "content": [result]}]})
+    assert [(m["content"], m["tool_call_id"]) for m in session.messages[2:]] == [(text, "t1")]

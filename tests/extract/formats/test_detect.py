@@ -105,3 +105,9 @@ def test_no_record_breaks_a_reader_that_looks_at_it(record, data):
     odd = data.draw(st.dictionaries(st.sampled_from([*record, "type", "span_id", "traceId"]), ANYTHING, max_size=3))
     for reader in READERS.values():
         assert reader.recognises(record | odd) in (True, False)
+
+
+def test_qwen_code_s_records_are_not_taken_for_claude_code_s():
+    record = {"uuid": "1", "parentUuid": None, "sessionId": "s", "type": "user"}
+    assert of(record | {"message": {"role": "user", "content": "hi"}}) == "claude_code"
+    assert refused(record | {"message": {"role": "user", "parts": [{"text": "hi"}]}}).reason == "unknown format"
