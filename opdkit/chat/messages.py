@@ -256,6 +256,11 @@ def _read_part(part: Any) -> str:
     return f"[{_PLACEHOLDERS.get(kind, kind)}{known}]"
 
 
+def is_part(value: Any) -> bool:
+    """Return whether a value is a part of a message's content, and not a message itself."""
+    return isinstance(value, dict) and "role" not in value and _is_block(value, *PART_TYPES)
+
+
 def _is_text(part: Any) -> bool:
     return isinstance(part, str) or (isinstance(part, dict) and (part.get("type") or "text") in _TEXT_PARTS)
 

@@ -106,6 +106,17 @@ def test_a_reply_may_be_a_list_with_calls_before_it(tmp_path):
     assert told.messages[1]["tool_calls"][0]["name"] == "find"
 
 
+def test_a_reply_may_be_the_parts_of_a_content(tmp_path):
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I look."}, use]
+    (told,) = read(tmp_path, 'prompt = "p"\nreply = "r.content"', {"p": "hi", "r": {"content": parts}})
+    reply = told.messages[1]
+    assert (reply["role"], reply["content"], reply["reasoning"]) == ("assistant", "I look.", "hm")
+    assert reply["tool_calls"] == [{"id": "t", "name": "f", "arguments": '{"a":1}'}]
+    (aside,) = read(tmp_path, 'messages = "m"', {"m": parts})
+    assert aside.reason == "message without a role"
+
+
 @pytest.mark.parametrize(("logged", "rating"), [
     (1, 1), (0, 0), (0.0, 0), (-1, -1), (True, 1), (False, -1), ("up", 1), ("bad", -1),
     ("1", 1), ("0", 0), ("-1.0", -1), ("True", 1), ("false", -1), ("👍", 1),

@@ -8,7 +8,16 @@ from functools import partial
 from typing import Any
 
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
-from opdkit.chat.messages import ROLES, as_list, check_message_count, first_text, message, read_messages, read_tools
+from opdkit.chat.messages import (
+    ROLES,
+    as_list,
+    check_message_count,
+    first_text,
+    is_part,
+    message,
+    read_messages,
+    read_tools,
+)
 from opdkit.config.conditions import parse_number, parse_time
 from opdkit.extract.formats.chains import Call, call_reader
 from opdkit.extract.formats.feedback import read_rating
@@ -40,13 +49,15 @@ def make_mapped_reader(fields: FieldMap) -> Reader:
 def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
     """Return logged messages in OpenAI's form, without those whose role the mapping drops.
 
-    A string, or a single object without a role, is one message of `role`. A list may be logged as JSON text, as in a
-    column of a table. Raises Unreadable, numbered from `first`.
+    A string, or a single object without a role, is one message of `role`; so is a reply's list of content parts, as
+    Anthropic's API returns it. A list may be logged as JSON text, as in a column of a table. Raises Unreadable,
+    numbered from `first`.
     """
     listed = as_list(parse_text(items))
     if listed and all(value_at(item, fields.role) is not None for item in listed):
         items = listed
-    if isinstance(items, str):
+    are_parts = role == "assistant" and isinstance(items, list) and bool(items) and all(map(is_part, items))
+    if isinstance(items, str) or are_parts:
         return [{"role": role, "content": items}]
     is_single = isinstance(items, dict)
     items = [items] if is_single else items
