@@ -109,7 +109,7 @@ def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
     `replace`, exists by then; OpdkitError if the disk is full or read-only.
     """
     place = final.resolve() if final.is_symlink() else final
-    if place.exists() and not place.is_file():
+    if final.exists() and not final.is_file():  # not `place`: /dev/stdout is a link to a name that does not exist
         raise ConfigError(f"{final} is a folder, a device or a pipe; name a file")
     missing = [folder for folder in place.parents if not folder.exists()]
     try:

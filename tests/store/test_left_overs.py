@@ -18,6 +18,7 @@ from opdkit.commands.check import stage as check
 from opdkit.config.check import CheckConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
+from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.store import failures
 from opdkit.store.atomic import find_left_overs, host_name, is_gone, make_owned_name, replaced_file, replaced_folder
@@ -233,6 +234,16 @@ def test_the_file_of_a_killed_process_is_removed_by_the_next_that_writes_it(tmp_
     assert len(list(tmp_path.iterdir())) == 2
     write_out()
     assert sorted(tmp_path.iterdir()) == sorted([out, other])
+
+
+def test_a_link_to_a_pipe_is_no_file(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    link = tmp_path / "stdout"  # as /dev/stdout is in a pipe
+    link.symlink_to(f"/proc/self/fd/{writer}")
+    with pytest.raises(ConfigError, match="pipe"), replaced_file(link):
+        pass
+    os.close(reader)
+    os.close(writer)
 
 
 def dead_process() -> int:
