@@ -43,6 +43,7 @@ _CALL = {"id": "call00000", "name": "probe", "arguments": '{"opdkit": 1}'}
 _CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
 _RESULT = "opdkit's result"
 _ANSWERED = [*_CALLED, {"role": "tool", "content": _RESULT, "name": "probe", "tool_call_id": _CALL["id"]}]
+_TOOLS = '[{"name": "opdkit", "description": "", "parameters": {"type": "object", "properties": {}}}]'
 _LONG_ID = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL | {"id": "call-of-a-server"}]}]
 
 
@@ -91,16 +92,18 @@ class Chat:
         self.template_args = dict(template_args)
         self._encoder = Encoder(tokenizer)
         self._check_template()
+        # Some tokenizers (Hermes 3, Command R) have another template for requests with tools.
+        self._tools = _TOOLS if isinstance(tokenizer.chat_template, dict) else None
         # Most templates take the arguments of a call as an object, DeepSeek's as text.
         self._arguments_as_text = self._short_ids = False
-        rendered = self._try_render(_CALLED)
+        rendered = self._try_render(_CALLED, self._tools)
         if rendered is None or "{'opdkit': 1}" in rendered:  # printed as a Python dict, which is not JSON
             self._arguments_as_text = True
-            self._arguments_as_text = (rendered := self._try_render(_CALLED)) is not None
+            self._arguments_as_text = (rendered := self._try_render(_CALLED, self._tools)) is not None
         # Mistral's templates take ids of nine letters and digits only; servers of these models shorten longer ones.
-        self._short_ids = rendered is not None and self._try_render(_LONG_ID) is None
-        self.tags_calls = bool(split_calls(rendered or "")[1])
-        called, answered = (self._try_render([*before, *_ASKED]) for before in (_CALLED, _ANSWERED))
+        self._short_ids = rendered is not None and self._try_render(_LONG_ID, self._tools) is None
+        self.tags_calls = bool(split_calls((rendered or "").rpartition("?")[2])[1])
+        called, answered = (self._try_render([*before, *_ASKED], self._tools) for before in (_CALLED, _ANSWERED))
         self._left_out = {"calls"} if called is not None and "probe" not in called else set[str]()
         if answered is not None and _RESULT not in answered:
             self._left_out.add("tool results")
@@ -114,7 +117,7 @@ class Chat:
         self._ends = ["", ""]  # of a text and of a call, if the template writes no stop token after them
         if end_id is None:  # GLM's models stop at the header of the next message
             behind = self._find_special_id(self._try_render([*_REPLIED, *_ASKED]), _REPLY)
-            after_call = self._find_special_id(self._try_render(_ANSWERED), rendered or "")
+            after_call = self._find_special_id(self._try_render(_ANSWERED, self._tools), rendered or "")
             self._ends = [added[i].content if i in given else "" for i in (behind, after_call)]
             end_id = behind if behind in given else None
         self.end_id: int | None = tokenizer.eos_token_id if end_id is None else end_id
@@ -361,7 +364,7 @@ class Chat:
         question, prompt = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
         # Control tokens after a reply are headers; before it, a system prompt may explain `<think>`.
         behind = (self._try_render([*_REPLIED, *_ASKED]) or question or "").rpartition(_REPLY)[2]
-        called, answered = self._try_render(_CALLED), self._try_render(_ANSWERED)
+        called, answered = (self._try_render(messages, self._tools) for messages in (_CALLED, _ANSWERED))
         tokens = [self._encoder.control_tokens(text or "") for text in (behind, question, prompt, called, answered)]
         of_next, of_question, of_prompt, of_call, of_result = tokens
         # The first control token of a generation prompt is a header, too. After it, `<think>` opens the reply itself.

@@ -754,6 +754,18 @@ def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:
     assert family("qwen").find_left_out(talk) == []
 
 
+def test_what_a_template_for_requests_with_tools_writes_is_left_out_of_nothing() -> None:
+    """Hermes 3 has two templates: the one for requests without tools knows no calls."""
+    explained = "{{ '<|im_start|>system\n<tool_call>\n{NAME}\n</tool_call><|im_end|>\n' if tools }}" + QWEN
+    chat = Chat(build_tokenizer({"default": CHATML, "tool_use": explained}, CHATML_TOKENS, CHATML_WORDS), {})
+    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found")]
+    assert chat.find_left_out(talk) == []
+    assert chat.tags_calls
+    tools = '[{"name": "search"}]'
+    assert "<tool_response>\nfound" in chat.text(chat.prompt_ids(talk, tools))
+    assert '"name": "search", "arguments"' in chat.text(chat.reply(talk, 1, tools).ids)
+
+
 def test_a_template_that_names_calls_by_their_ids_alone_leaves_out_their_names() -> None:
     by_id = ("{% for m in messages %}<|im_start|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }}"
              "{{ c.function.arguments }}{% endfor %}<|im_end|>{% endfor %}")  # fmt: skip
