@@ -146,8 +146,12 @@ def load_model(
             **options,
         )
         if missing := sorted(report["missing_keys"]):
+            other = [kind for kind in model.config.architectures or () if kind != type(model).__name__]
+            advice = (
+                f"pass a language model: its config.json names {other[0]}" if other else "copy or download it again"
+            )
             raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}; "
-                              "copy or download it again")  # fmt: skip
+                              f"{advice}")  # fmt: skip
         if scales := [key for key in report["unexpected_keys"] if key.endswith(_SCALES)]:
             raise OpdkitError(f"{name}: the scales of its quantized weights were not read, such as {scales[0]}; pass "
                               "the unquantized model")  # fmt: skip
@@ -225,8 +229,10 @@ def _check_class(name: str) -> None:
 def _make_loading_error(name: str, error: Exception, advice: str = "") -> OpdkitError:
     line = _first_line(error).rstrip(".")
     if line.startswith("Unrecognized configuration class"):  # of the class for language models
-        return OpdkitError(f"transformers {transformers.__version__} reads the model {name} only with images or audio: "
-                           "pass a text model")  # fmt: skip
+        return OpdkitError(
+            f"transformers {transformers.__version__} has no class that continues text with the model {name}, as for "
+            "models that need images, audio or an encoder: pass a text model"
+        )
     return OpdkitError(f"the model {name} cannot be loaded: {line}{advice}")
 
 

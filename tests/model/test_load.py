@@ -105,13 +105,20 @@ def test_a_damaged_model_is_one_message(tmp_path, tiny_model_dir):
         load_tokenizer(str(folder))
 
 
-@pytest.mark.parametrize("name", ["Mistral3Config", "Qwen3VLConfig"])
-def test_a_model_of_text_and_images_alone_is_no_damaged_one(tmp_path, name):
+@pytest.mark.parametrize("name", ["Mistral3Config", "Qwen3VLConfig", "T5Config"])
+def test_a_model_of_text_and_images_alone_or_with_an_encoder_is_no_damaged_one(tmp_path, name):
     getattr(transformers, name)().save_pretrained(tmp_path)
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     for load in (load_skeleton, partial(load_model, device="cpu", dtype="auto")):
-        with pytest.raises(OpdkitError, match="only with images or audio: pass a text model"):
+        with pytest.raises(OpdkitError, match="need images, audio or an encoder: pass a text model"):
             load(str(tmp_path))
+
+
+def test_a_model_that_only_classifies_is_no_incomplete_one(tmp_path, plain_model_dir):
+    transformers.AutoModelForSequenceClassification.from_pretrained(plain_model_dir).save_pretrained(tmp_path)
+    with pytest.raises(OpdkitError, match=r"random.*pass a language model.*ForSequenceClassification") as caught:
+        load_model(str(tmp_path), device="cpu", dtype="auto")
+    assert "download" not in str(caught.value)
 
 
 def test_code_in_a_model_folder_is_not_run(tmp_path, tiny_model_dir):
