@@ -16,8 +16,8 @@ def openai_message(message: Message, *, arguments_as_text: bool = False, short_i
     With `short_ids`, ids of calls have nine letters and digits: the last ones of a longer id, as in vLLM.
     """
     converted: Message = {"role": message["role"], "content": message["content"] or ""}
-    if message.get("reasoning"):  # the first name is the usual one, the second is gpt-oss's
-        converted |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])
+    if message.get("reasoning"):  # the first name is the usual one, then Solar's and gpt-oss's
+        converted |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message["reasoning"])
     converted |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
     if short_ids and "tool_call_id" in converted:
         converted["tool_call_id"] = _shorten(converted["tool_call_id"])

@@ -746,6 +746,19 @@ def test_a_final_reply_of_gpt_oss_follows_its_call() -> None:
     assert "the file" in chat.visible_text(call, chat.prompt_ids(talk[:1])), "a call is no thinking"
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thinking_is_found_under_each_of_its_names(key: str) -> None:
+    """Solar's template knows `reasoning`, and writes the thought as a message that ends with the reply's stop token."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.KEY %}{{ m.KEY }}<|im_end|><|im_start|>{% endif %}"
+        "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ).replace("KEY", key)
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS), {})
+    reply = chat.reply([message("user", "hi"), message("assistant", "Yes", reasoning="Short.")], 1)
+    assert chat.text(reply.ids) == "Short.<|im_end|><|im_start|>Yes<|im_end|>"
+    assert all(reply.mask)
+
+
 def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:
     talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found")]
     bare = "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"

@@ -110,7 +110,7 @@ def _line(messages: list[Message], number: int, world: World) -> JSON:
 
 def _logged(row: Message) -> Message:
     message = openai_message(row, arguments_as_text=True)
-    return {key: value for key, value in message.items() if key != "thinking"}  # reasoning_content is the same
+    return {key: value for key, value in message.items() if key not in ("thinking", "reasoning")}  # kept under one name
 
 
 def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple[list[Message], Labels]]:
