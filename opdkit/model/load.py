@@ -167,7 +167,8 @@ def load_model(
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
-        raise _make_loading_error(name, error, advice) from error
+        is_complete = isinstance(error, ImportError) and advice.startswith(".")  # only a package is missing
+        raise _make_loading_error(name, error, "" if is_complete else advice) from error
 
 
 def find_cache_name(model: Any) -> str:
@@ -238,6 +239,8 @@ def _make_loading_error(name: str, error: Exception, advice: str = "") -> Opdkit
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
+    if isinstance(error, ImportError):  # names the package in another line
+        return " ".join(text.split())
     return text.splitlines()[0] if text else type(error).__name__
 
 

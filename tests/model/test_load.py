@@ -63,6 +63,17 @@ def test_a_quantization_that_cannot_be_read_is_no_incomplete_copy(tmp_path, tiny
     assert "complete" not in str(caught.value)
 
 
+def test_a_missing_package_is_no_incomplete_copy(tiny_model_dir, monkeypatch) -> None:
+    """Gemma 3n needs timm, which the second line of the error names."""
+
+    def fail(*args, **options):
+        raise ImportError("\nThis model requires the timm library. You can install it with pip:\n`pip install timm`.\n")
+
+    monkeypatch.setattr("opdkit.model.load.AutoModelForCausalLM.from_pretrained", fail)
+    with pytest.raises(OpdkitError, match=r"`pip install timm`$"):
+        load_model(str(tiny_model_dir), device="cpu", dtype="auto")
+
+
 def test_the_dtype_is_the_one_asked_for(tiny_model_dir):
     model = load_model(str(tiny_model_dir), device="cpu", dtype="bfloat16")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
