@@ -95,6 +95,7 @@ def open_stage(
     config: TeacherConfig, group: ProcessGroup, inputs_of_part: Callable[[int], JSON], scorer: Callable[[], Scorer]
 ) -> Stage:
     """Open the stage in all processes of the group; the main process goes first, and it alone overwrites."""
+    models = pin_models(config)  # says what a folder is that is not a model, such as an adapter
     if config.overwrite and not config.dry_run:  # it deletes the old targets, so first check that the models load
         scorer()
         if config.check_hints:
@@ -105,7 +106,7 @@ def open_stage(
             "teacher",
             [TARGETS, HINT_CHECKS] if config.check_hints else [TARGETS],
             parts=count_parts(config.run, "judge"),
-            inputs=pin_models(config),
+            inputs=models,
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
             may_change=bool(config.judge_url or config.sample_url),  # a server may answer differently the next time

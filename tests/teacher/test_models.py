@@ -109,3 +109,15 @@ def test_both_begin_with_thinking_or_neither_does(run, config, tiny_tokenizer, t
         load_scorer(config(run, model=paths["student"], teacher=(paths["teacher"],)))
     copy = shutil.copytree(paths[thinker], tmp_path / "copy")
     load_scorer(config(run, model=paths[thinker], teacher=(str(copy),)))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_adapter_is_no_model_and_its_model_is_named(run, config, tiny_model_dir, tmp_path, overwrite):
+    """`train --lora-rank` writes both side by side."""
+    adapter = tmp_path / "train/adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    shutil.copytree(tiny_model_dir, tmp_path / "train/model")
+    for options in ({"model": str(adapter)}, {"teacher": (str(adapter),)}):
+        with pytest.raises(OpdkitError, match=f"adapter of base; {tmp_path}/train/model"):
+            teacher.run(config(run, overwrite=overwrite, **options))
