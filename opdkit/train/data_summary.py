@@ -44,6 +44,9 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         raise NothingLearnedError(f"{problem}: there is nothing to learn. {_choose_remedy(data, terms)}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
+    if steps and config.warmup_steps >= len(steps):
+        warn(f"--warmup-steps {config.warmup_steps} is as long as the training, {counted(len(steps), 'step')}: the "
+             "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
         hints = sum(turn.teacher_logprobs is not None for turn in data.validation)
         few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""

@@ -111,6 +111,14 @@ def test_without_a_hint_and_a_reward_there_is_nothing_to_learn(objective, run, p
         check_signal(hinted, [], config, terms[:1] * 2)
 
 
+@pytest.mark.parametrize(("warmup", "is_said"), [(3, False), (4, True), (100, True)])
+def test_a_warm_up_that_does_not_end_is_said(run, plain_model_dir, capsys, warmup, is_said) -> None:
+    train.run(train_config(run, plain_model_dir, warmup_steps=warmup, objective="combine", dry_run=True))
+    err = capsys.readouterr().err
+    assert "4 optimizer steps in 1 epoch" in err
+    assert (f"--warmup-steps {warmup}" in err) == is_said
+
+
 @pytest.mark.parametrize(("options", "is_said"), [({}, False), ({"top_k_of": "teacher"}, True), ({"top_k": 0}, True)])
 def test_replies_without_an_anchor_are_said(run, plain_model_dir, capsys, options, is_said) -> None:
     """The support of a reply without a hint holds the student's top tokens, so the teacher's leave it without one."""
