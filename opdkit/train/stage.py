@@ -286,7 +286,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     validation.save_if_best(training.student)
     if len(training.steps) > planned:
         left = find_best(validation.rows, any_gain=True)["score"] / validation.rows[0]["score"]
-        say(f"the sum of both distances is {left:.0%} of that before training: "
+        say(f"{left:.0%} of the distance before training is left: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
     elif has_stalled(validation.rows, training.cycle_start):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")

@@ -1,5 +1,6 @@
 """Student in training: its weights, its precision and its optimizer."""
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -50,7 +51,9 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear",
                           exclude_modules=excluded or None, task_type="CAUSAL_LM")  # fmt: skip
         try:
-            model = get_peft_model(model, lora)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # peft reads a name that transformers has changed
+                model = get_peft_model(model, lora)
         except ValueError as error:
             raise ConfigError(f"--lora-rank: peft cannot adapt {config.model}: {error}") from error
     if config.gradient_checkpointing:

@@ -604,7 +604,7 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     assert f"{cycle} more steps" in said
     measured = [row for row in read_all(run, "validations") if row["step"] <= cycle]
     best = find_best(measured, any_gain=True)["score"] / measured[0]["score"]
-    assert f"the sum of both distances is {best:.0%} of that before training: {cycle} more steps" in said
+    assert f"{best:.0%} of the distance before training is left: {cycle} more steps" in said
     assert "not learned all" not in said
     assert not [f for f in examine(run).findings if f.stage == "train"]
     train.run(train_config(once, plain_model_dir, **(UNFINISHED | {"epochs": 1})))
