@@ -317,7 +317,7 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
     """Write tests.jsonl: prompts from the held-out `share` of the run's sessions, then those of `--prompts`.
 
     A log prompt whose id is in `--prompts`, too, is written once, as `--prompts` has it. Return the path, or None if no
-    prompt is left. Without a judge model, rows of `--prompts` that need one are left out.
+    prompt is left. Without a judge model, rows that need one are left out.
     """
     evaluation = replace(evaluation, overwrite=True)
     mined, own = list[JSON](), list[JSON]()
@@ -333,9 +333,9 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
     names = {row["id"] for row in own}
     rows = [*(row for row in mined if row["id"] not in names), *own]
     if not (evaluation.judge_model or read_judge_options(evaluation.run)):
-        if lost := sum("judge" in row["check"] for row in own):
-            warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
-                 "judge_model under [eval] in --config names one")  # fmt: skip
+        if lost := sum("judge" in row["check"] for row in rows):
+            warn(f"{counted(lost, 'test')} {verb(lost, 'needs', 'need')} a model as the judge: left out; judge_model "
+                 "under [eval] in --config names one")  # fmt: skip
         rows = [row for row in rows if "judge" not in row["check"]]
     tests = evaluation.run / TESTS
     write_text(tests, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

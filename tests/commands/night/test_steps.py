@@ -53,7 +53,7 @@ def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
 
 
 def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python's splitlines() breaks at U+2028, U+2029 and U+0085, but a file of JSON lines may contain them."""
     rows = [{"id": f"{k}", "prompt": f"When?{separator}Now", "check": {"match": ["now"]}}
@@ -76,6 +76,7 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     expected = [rows[0], rows[2], *own]  # a prompt that the user edited is there once
     assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == expected
     assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in expected]
+    assert "2 tests need a model as the judge: left out" in capsys.readouterr().err, "one is from the log"
 
 
 def test_prompts_of_a_json_array_are_tests_of_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
