@@ -5,6 +5,7 @@ model wrote its calls as text, their results stay user messages, as in the promp
 """
 
 import re
+from itertools import count
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
@@ -19,11 +20,11 @@ _DETAILS = re.compile(r"<environment_details>(?:(?!<environment_details>).)*?</e
 _BY_PERSON = re.compile(r"<(task|feedback|user_message|answer)>")
 _RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, logged as text
 _INTERRUPTED = re.compile(r"\[Response interrupted by [^\[\]]+\]\s*+\Z")
-_WRAPPER = re.compile(
-    r"<mode_notice>.*?</mode_notice>|<user_input\b[^>]*>", re.DOTALL
-)  # around what a session's user says
+# Around what the user of a session says.
+_WRAPPER = re.compile(r"<mode_notice>.*?</mode_notice>|<user_input\b[^>]*>", re.DOTALL)
 _NOTICES = ("[TASK RESUMPTION]", "The user approved switching to act mode.", "<hook_context", "System-delivered ")
-_REMINDERS = ("completion_reminder", "recovery_notice")  # kinds of messages in which Cline judges a reply
+_REMINDERS = ("completion_reminder", "recovery_notice")  # kinds of messages
+_REMINDER, _NOTICE = "reminder", "notice"
 _LEFT_OUT = ("messages", "system_prompt", "version", "updated_at")
 _BLOCKS = ("text", "image", "file", "media")  # types of the parts of a tool's result that are not data
 
@@ -50,32 +51,21 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
 def _read_session(line: Line, record: JSON) -> Conversation:
     """Read a session, without messages that only the client shows."""
     conversation = Conversation(line.source, line.number, [])
-    messages, notes = conversation.messages, conversation.notes
-    notices: set[int] = set()
-    system = first_text(record.get("system_prompt"))
-    if system:
+    messages, notices = conversation.messages, set[int]()
+    if system := first_text(record.get("system_prompt")):
         messages.append(message("system", system))
     for position, item in enumerate(require_list(record.get("messages"), "messages")):
         if value_at(item, ("role",)) == "error" or value_at(item, ("metadata", "displayOnly")) is True:
             continue
-        blocks = value_at(item, ("content",))
-        if isinstance(blocks, list):
-            item = item | {
-                "content": [_read_result(b) if value_at(b, ("type",)) == "tool_result" else b for b in blocks]
-            }
-        read, read_notes = read_messages([item], position)
-        kind = value_at(item, ("metadata", "kind"))
-        for index, found in enumerate(read):
-            place = len(messages) + index
-            if found["role"] == "assistant":
-                notes[place] = read_notes.get(index, Note())
-            elif found["role"] == "user":
-                text = _WRAPPER.sub("", found["content"] or "").lstrip()
-                is_shown = value_at(item, ("metadata", "displayRole")) != "system"
-                is_reminder = text.startswith("[SYSTEM]") or kind in _REMINDERS
-                is_notice = not is_reminder and (text.startswith(_NOTICES) or not is_shown or isinstance(kind, str))
-                conversation.machine |= {place} if is_reminder or is_notice else set()
-                notices |= {place} if is_notice else set()
+        if isinstance(blocks := value_at(item, ("content",)), list):
+            item = item | {"content": list(map(_write_data_as_text, blocks))}
+        read, notes = read_messages([item], position)
+        for index, (read_message, place) in enumerate(zip(read, count(len(messages)), strict=False)):
+            if read_message["role"] == "assistant":
+                conversation.notes[place] = notes.get(index, Note())
+            elif read_message["role"] == "user" and (writer := _find_client_text(item, read_message["content"] or "")):
+                conversation.machine.add(place)
+                notices |= {place} if writer == _NOTICE else set()
         messages.extend(read)
         conversation.model = conversation.model or first_text(value_at(item, ("modelInfo", "id")))
     mark_reactions(conversation, notices)
@@ -83,26 +73,33 @@ def _read_session(line: Line, record: JSON) -> Conversation:
     return conversation
 
 
-def _read_result(block: JSON) -> JSON:
-    """Return the block of a tool's result with data, such as [{"query": ..., "result": ...}], as JSON text."""
-    content = block.get("content")
-    if content is None or isinstance(content, str):
-        return block
-    if isinstance(content, list) and all(value_at(part, ("type",)) in _BLOCKS for part in content):
-        return block
-    return block | {"content": dump([_read_data(part) for part in content] if isinstance(content, list) else content)}
+def _find_client_text(item: Any, text: str) -> str | None:
+    """Return what Cline itself says in a user's message: a reminder, in which it judges a reply, a notice, or None."""
+    text, kind = _WRAPPER.sub("", text).lstrip(), value_at(item, ("metadata", "kind"))
+    if text.startswith("[SYSTEM]") or kind in _REMINDERS:
+        return _REMINDER
+    is_hidden = value_at(item, ("metadata", "displayRole")) == "system"
+    return _NOTICE if is_hidden or isinstance(kind, str) or text.startswith(_NOTICES) else None
 
 
-def _read_data(part: Any) -> Any:
+def _write_data_as_text(block: Any) -> Any:
+    """Return a block; data in a tool's result, such as [{"query": ..., "result": ...}], becomes JSON text."""
+    content = value_at(block, ("content",))
+    if value_at(block, ("type",)) != "tool_result" or content is None or isinstance(content, str):
+        return block
+    if not isinstance(content, list):
+        return block | {"content": dump(content)}
+    if all(value_at(part, ("type",)) in _BLOCKS for part in content):
+        return block
+    return block | {"content": dump(list(map(_drop_bytes, content)))}
+
+
+def _drop_bytes(part: Any) -> Any:
     """Return an entry of a tool's result, without the bytes of its pictures and files."""
-    if isinstance(part, dict) and part.get("type") in _BLOCKS:
+    if value_at(part, ("type",)) in _BLOCKS:
         return join_content([part])
-    parts = value_at(part, ("result",))
-    return (
-        part | {"result": join_content(parts)}
-        if isinstance(parts, list) and find_key(part, ("result",), "type")
-        else part
-    )
+    has_blocks = isinstance(value_at(part, ("result",)), list) and find_key(part, ("result",), "type")
+    return part | {"result": join_content(part["result"])} if has_blocks else part
 
 
 def _read_task(line: Line, record: JSON) -> Conversation:
