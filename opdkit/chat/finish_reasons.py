@@ -38,7 +38,7 @@ INTERRUPTED = (
     "not_finished",  # watsonx
     "incomplete",  # OpenAI responses: status
     "insufficient_system_resource",  # DeepSeek
-    "content_filter",  # OpenAI, Azure, Vercel AI SDK
+    "content_filter",  # OpenAI, Azure, Vercel AI SDK; Google's server as "content_filter: RECITATION"
     "content_filtered",  # Bedrock
     "guardrail_intervened",  # Bedrock
     "refusal",  # Anthropic: its classifiers stop the model
@@ -69,15 +69,16 @@ def is_cut_off(reason: str | None) -> bool:
 def is_incomplete(reason: str | None) -> bool:
     """Return whether a reply with this finish reason was cut off, or interrupted by an abort, an error or a filter.
 
-    >>> [is_incomplete(reason) for reason in ("length", "abort", "content-filter", "stop", None)]
+    >>> [is_incomplete(reason) for reason in ("length", "abort", "content_filter: SPII", "stop", None)]
     [True, True, True, False, False]
     """
     return is_cut_off(reason) or (reason is not None and _normalise(reason) in _INTERRUPTED_KEYS)
 
 
 def _normalise(reason: str) -> str:
-    """Return the letters and digits after the last dot, in lower case: "FinishReason.MAX_TOKENS" -> "maxtokens"."""
-    return "".join(character for character in reason.rpartition(".")[2].casefold() if character.isalnum())
+    """Return letters and digits, in lower case: "FinishReason.MAX_TOKENS" -> "maxtokens", "error: x" -> "error"."""
+    name = reason.partition(":")[0].rpartition(".")[2]
+    return "".join(character for character in name.casefold() if character.isalnum())
 
 
 _CUT_OFF_KEYS, _INTERRUPTED_KEYS = (frozenset(map(_normalise, reasons)) for reasons in (CUT_OFF, INTERRUPTED))

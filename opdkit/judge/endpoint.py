@@ -208,9 +208,13 @@ class Endpoint(Server):
         """Return the answer to the question named `question` in a response with status 200."""
         try:
             document = response.json()
-            message, name = document["choices"][0]["message"], document.get("model")
-            content, reason = message.get("content"), document["choices"][0].get("finish_reason")
+            choice, name = document["choices"][0], document.get("model")
+            reason = choice.get("finish_reason")
             reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang's own form
+            reason = reason if isinstance(reason, str) else None
+            # Google's server leaves out the message that its filter holds back.
+            message = choice.get("message") or {} if is_incomplete(reason) else choice["message"]
+            content = message.get("content")
             text = content if isinstance(content, str) else "".join(p.get("text") or "" for p in content or ())
             silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
         except MALFORMED:
@@ -227,9 +231,9 @@ class Endpoint(Server):
         self.has_answered, self.refused_in_a_row = True, 0
         # JSON can hold half of a surrogate pair, but UTF-8 cannot.
         vote = self._hide_key(text.encode("utf-8", "replace").decode())
-        answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
-        if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
-            kind = "says nothing" if silent else f"was interrupted: {self._clean(str(reason))}"
+        answer = Answer(vote, reason, usage=read_usage(document))
+        if (silent or is_incomplete(reason)) and not is_cut_off(reason):
+            kind = f"was interrupted: {self._clean(str(reason))}" if is_incomplete(reason) else "says nothing"
             raise FailedAttemptError(f"an answer that {kind}", fallback=answer)
         span = find_decision_span(answer, question) if self.config.weigh_votes else None
         if span is None:

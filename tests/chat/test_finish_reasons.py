@@ -78,7 +78,8 @@ NOT_CUT_OFF = (
 # Spellings in logs: capitals (Gemini, Cohere, Java clients), hyphens (Vercel's SDK), camelCase (pi, Gemini's client).
 SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN",
              "ERROR_LIMIT")  # fmt: skip
-OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter", "a new reason", "")
+OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter",
+                   "content_filter: RECITATION", "a new reason", "")  # fmt: skip
 VALUES = {**dict.fromkeys((*CUT_OFF, *SPELLINGS), True), **dict.fromkeys((*NOT_CUT_OFF, *OTHER_SPELLINGS), False)}
 
 

@@ -436,6 +436,15 @@ def test_a_partial_answer_is_asked_for_again_and_is_a_failed_vote_at_last(reason
     assert vote.raw == r"At first sight \boxed{1}, but"
 
 
+def test_a_filter_that_holds_back_the_message_gives_a_failed_vote() -> None:
+    """Google's server then sends a choice without a message."""
+    held_back = {"choices": [{"index": 0, "finish_reason": "content_filter: PROHIBITED_CONTENT"}]}
+    with serving(lambda body, number: Reply(body=held_back) if number else GOOD) as server:
+        answers = ask(server.url, 2, retries=1, concurrency=1)
+    assert len(server.requests) == 3
+    assert parse_hint(answers[1]).error == "interrupted: content_filter: PROHIBITED_CONTENT"
+
+
 def test_a_dry_run_tokenizes_each_question_once(monkeypatch) -> None:
     judge, read = client("http://localhost:1/v1", votes=5), list[str]()
     monkeypatch.setattr(judge, "encode", lambda messages: read.append(messages[0]["content"]) or [1, 2, 3])
