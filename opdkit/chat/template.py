@@ -382,7 +382,11 @@ class Chat:
 
 def _find_common(a: str, b: str) -> str:
     """Return what both texts begin with."""
-    return a[: next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # the first `low` characters are equal; comparing slices is faster than characters one by one
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return a[:low]
 
 
 def _drop_half_tag(text: str) -> str:
