@@ -22,7 +22,7 @@ from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
 from opdkit.rollout.replies import CUT_OFF_COUNT, NO_ROOM, hinted_turns, load_answering_model, write_replies
 from opdkit.rollout.rewards import write_verdicts
-from opdkit.store.counters import Counters, Summary, mostly_dropped
+from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import check_upstream, manifest, read_hint_text, stage_dir
@@ -37,8 +37,8 @@ _SOURCE = ("extract", "judge")
 def run(config: RolloutConfig) -> Summary:
     """Answer the hinted turns of `--from-run`; skip parts that are done.
 
-    Raises OpdkitError if the source run is not judged yet or has no hints, or if a judge cannot be reached: the replies
-    are then kept, and the same command resumes with them.
+    Raises OpdkitError if the source run is not judged yet or has no hints, if no turn gets a reply, or if a judge
+    cannot be reached: the replies are then kept, and the same command resumes with them.
     """
     check_upstream(config.from_run, ["judge"])
     template_args = choose_template_args(config.from_run, "teacher", config.template_arg, binding=False)
@@ -77,6 +77,7 @@ def run(config: RolloutConfig) -> Summary:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
             "--judge-model gives rewards")  # fmt: skip
     warn(*find_warnings(config, summary.counters))
+    check_rows_left(summary, f"none of {counted(summary.counters.rows_in, 'hinted turn')} got a reply")
     return summary
 
 

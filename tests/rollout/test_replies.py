@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from opdkit.chat.template import Chat
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
+from opdkit.errors import NothingLearnedError
 from opdkit.model.load import load_tokenizer
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Sample, sampler
@@ -222,9 +223,8 @@ def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws
     lost = {"log-probs are not finite": 6, "a token that the tokenizer lacks": 6}
     assert summary.counters.labels("lost replies") == lost
     fixed_draws(*bad)
-    summary = rollout.run(config(overwrite=True))
-    assert (summary.counters.rows_in, summary.counters.rows_out) == (6, 0)
-    assert summary.counters.dropped == {"log-probs are not finite": 6}  # no reply of these turns is left
+    with pytest.raises(NothingLearnedError, match=r"none of 6 hinted turns .*log-probs are not finite \(6\)"):
+        rollout.run(config(overwrite=True))
 
 
 def test_prompts_that_cannot_be_answered_are_dropped_and_counted(tmp_path, config, capsys) -> None:
