@@ -184,20 +184,20 @@ def test_a_finding_of_check_is_whole(run: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_run_train_and_eval_end_with_what_to_do_next(tmp_path: Path) -> None:
-    """They print the next command even if everything is done already."""
+    """After the evaluation, `run` has no next command."""
     run = tmp_path / "run"
     few = ["--set", "train.batch_turns=8", "--set", "train.validate=0", "--set", "teacher.teacher_samples=0"]
     whole = ["run", str(run), str(DATA / "logs"), "--model", str(MODEL), "--judge", "rules", "--limit", "8", *few]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join((DATA / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:2]))
     short = ["--samples", "1", "--max-new-tokens", "4"]
-    for _ in ("first", "again"):
+    for attempt in ("first", "again"):
         for command in (whole, ["eval", str(run), "--prompts", str(prompts), *short]):
             result = CliRunner().invoke(app, command)
             assert result.exit_code == 0, result.output
             last = result.stderr.splitlines()[-1]
             if command is whole:
-                assert f"`opdkit eval {run} --prompts FILE`" in last
+                assert (f"`opdkit eval {run} --prompts FILE`" in last) == (attempt == "first")
             else:
                 conclusion = read_conclusion(run)
                 assert conclusion is not None

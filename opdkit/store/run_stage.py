@@ -47,13 +47,15 @@ def find_next_step(run: Path) -> str:
             if not is_complete(run, stage) or (stage == "teacher" and find_outdated_targets(run)):
                 return f"{again}: it does what is left."
         else:
-            text = _NEXT[stage]
-            if stage == "train":
-                text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
-            elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
-                text = text.replace("--prompts FILE", "--from-log")
-            return f"Next: `opdkit {stage} {quote(run)} {text}."
-    return ""
+            break
+    else:
+        return ""
+    text = _NEXT[stage]
+    if stage == "train":
+        text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
+    elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
+        text = text.replace("--prompts FILE", "--from-log")
+    return f"Next: `opdkit {stage} {quote(run)} {text}."
 
 
 def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
