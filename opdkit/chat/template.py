@@ -4,8 +4,6 @@ Messages are those of the `sessions` table. A prompt is what the chat template r
 with the generation prompt; a reply is what it renders after that, encoded on its own. The two are never one string.
 """
 
-import datetime
-import inspect
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -14,37 +12,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
 from opdkit.chat.markup import opens_thinking, split_calls, split_thinking, visible
-from opdkit.chat.openai_messages import Message, merge_messages, openai_message, read_tool_definitions
-from opdkit.console import warn
-from opdkit.errors import ConfigError
-
-# Date for templates that ask for today's, so that prompts stay the same from day to day: Llama 3's own fallback.
-TEMPLATE_DATE = datetime.date(2024, 7, 26)
-
-EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
-# An empty thought with which a prompt says that there is none: Qwen's and DeepSeek's, Gemma 4's, Command's.
-_NO_THOUGHT = re.compile(
-    r"<think>\s*</think>\s*|<\|channel>thought\s*<channel\|>|<\|START_THINKING\|><\|END_THINKING\|>"
-)
-_TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
-
-# Messages to probe the template with: a question, a text or a call in reply, and the call's result.
-_ASKED: list[Message] = [{"role": "user", "content": "?"}]
-_REPLY = "opdkit's probe"
-_THOUGHT = "opdkit's thought"
-_REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
-_CALL = {"id": "call00000", "name": "probe", "arguments": '{"opdkit": 1}'}
-_CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
-_RESULT = "opdkit's result"
-_ANSWERED = [*_CALLED, {"role": "tool", "content": _RESULT, "name": "probe", "tool_call_id": _CALL["id"]}]
-_TOOLS = '[{"name": "opdkit", "description": "", "parameters": {"type": "object", "properties": {}}}]'
-_LONG_ID = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL | {"id": "call-of-a-server"}]}]
+from opdkit.chat.openai_messages import Message, merge_messages
+from opdkit.chat.rendering import ANSWERED, ASKED, CALLED, REPLIED, REPLY, RESULT, ChatTemplate
+from opdkit.chat.reply_text import EMPTY_THINKING, render_reply
 
 
 @dataclass(frozen=True)
@@ -70,10 +45,7 @@ class Chat:
     (`eos_ids`), and the token that the template itself writes after a reply. `end_id` is this last one, else the
     tokenizer's EOS token, else None. `tags_calls`: calls are written as `split_calls` reads them.
     `begins_with_thinking`: prompts end with an open thought.
-
-    A template that asks for today's date gets `TEMPLATE_DATE`; a user may set the argument `date_string` if the
-    template reads it. Raises ConfigError for a tokenizer without a template and for arguments that would replace
-    opdkit's own.
+    Raises what `ChatTemplate` raises.
 
     With ChatML, for the messages user "2 + 2?" and assistant "4":
 
@@ -89,44 +61,40 @@ class Chat:
         eos_ids: int | Iterable[int] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.template_args = dict(template_args)
         self._encoder = Encoder(tokenizer)
-        self._check_template()
-        # Some tokenizers (Hermes 3, Command R) have another template for requests with tools.
-        self._tools = _TOOLS if isinstance(tokenizer.chat_template, dict) else None
-        # Most templates take the arguments of a call as an object, DeepSeek's as text.
-        self._arguments_as_text = self._short_ids = False
-        rendered = self._try_render(_CALLED, self._tools)
-        if rendered is None or "{'opdkit': 1}" in rendered:  # printed as a Python dict, which is not JSON
-            self._arguments_as_text = True
-            self._arguments_as_text = (rendered := self._try_render(_CALLED, self._tools)) is not None
-        # Mistral's templates take ids of nine letters and digits only; servers of these models shorten longer ones.
-        self._short_ids = rendered is not None and self._try_render(_LONG_ID, self._tools) is None
-        self.tags_calls = bool(split_calls((rendered or "").rpartition("?")[2])[1])
-        called, answered = (self._try_render([*before, *_ASKED], self._tools) for before in (_CALLED, _ANSWERED))
+        self._template = template = ChatTemplate(tokenizer, template_args, self._encoder)
+        self.tags_calls = bool(split_calls((template.called or "").rpartition("?")[2])[1])
+        called, answered = (
+            template.try_render([*before, *ASKED], template.probe_tools) for before in (CALLED, ANSWERED)
+        )
         self._left_out = {"calls"} if called is not None and "probe" not in called else set[str]()
-        if answered is not None and _RESULT not in answered:
+        if answered is not None and RESULT not in answered:
             self._left_out.add("tool results")
         self._encoder.break_always(self._find_headers())
-        prompt, added = self._try_render(_ASKED, generation_prompt=True), tokenizer.added_tokens_decoder
+        prompt = template.try_render(ASKED, generation_prompt=True)
         self.begins_with_thinking = opens_thinking(prompt or "")
-        if prompt and (ids := self._encoder.ids(prompt)) and ids[-1] not in added:
+        if prompt and (ids := self._encoder.ids(prompt)) and ids[-1] not in tokenizer.added_tokens_decoder:
             self._encoder.continue_text()
-        given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-        end_id = self._find_special_id(self._try_render(_REPLIED), _REPLY)
+        self._find_stop_tokens([eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ()))
+
+    def _find_stop_tokens(self, configured: list[int]) -> None:
+        """Set which tokens end a reply: of the configured ones, and those that the template writes after a reply."""
+        template, tokenizer, added = self._template, self.tokenizer, self.tokenizer.added_tokens_decoder
+        end_id = self._find_special_id(template.try_render(REPLIED), REPLY)
         self._ends = ["", ""]  # of a text and of a call, if the template writes no stop token after them
         if end_id is None:  # GLM's models stop at the header of the next message
-            behind = self._find_special_id(self._try_render([*_REPLIED, *_ASKED]), _REPLY)
-            after_call = self._find_special_id(self._try_render(_ANSWERED, self._tools), rendered or "")
-            self._ends = [added[i].content if i in given else "" for i in (behind, after_call)]
-            end_id = behind if behind in given else None
+            behind = self._find_special_id(template.try_render([*REPLIED, *ASKED]), REPLY)
+            answered = template.try_render(ANSWERED, template.probe_tools)
+            after_call = self._find_special_id(answered, template.called or "")
+            self._ends = [added[i].content if i in configured else "" for i in (behind, after_call)]
+            end_id = behind if behind in configured else None
         self.end_id: int | None = tokenizer.eos_token_id if end_id is None else end_id
-        self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *given] if i is not None)
+        self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *configured] if i is not None)
         self._stop = re.compile(any_of([added[i].content for i in self.stop_ids if i in added]) or "(?!)")
 
     def prompt_ids(self, messages: list[Message], tools: str | None = None) -> list[int]:
         """Return the token ids of the messages with the generation prompt. Raises ChatError."""
-        return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
+        return self._encoder.ids(self._template.render(messages, tools, generation_prompt=True))
 
     def find_left_out(self, messages: list[Message]) -> list[str]:
         """Return which parts of these messages the template writes nothing of: calls, tool results."""
@@ -136,7 +104,7 @@ class Chat:
 
     def encode_question(self, messages: list[Message]) -> list[int]:
         """Return the ids of a judge's question: one user message if the template takes or writes no system message."""
-        rendered, system = self._try_render(messages, generation_prompt=True), messages[0]["content"].strip()
+        rendered, system = self._template.try_render(messages, generation_prompt=True), messages[0]["content"].strip()
         if rendered is None or self._encoder.as_data(system, sampled=False) not in rendered:
             return self.prompt_ids([merge_messages(messages)])
         return self._encoder.ids(rendered)
@@ -161,13 +129,7 @@ class Chat:
         if token_ids is not None:
             return ReplyTokens(list(token_ids), [True] * len(token_ids))
         message = messages[index]
-        prompt = self._render(messages[:index], tools, generation_prompt=True)
-        whole = self._render(messages[: index + 1], tools, generation_prompt=False)
-        if whole.startswith(prompt):
-            rendered, closing = whole[len(prompt) :], ""
-        else:
-            rendered, closing = self._find_reply(messages[:index], message, tools, prompt, whole)
-        self._check_complete(messages[: index + 1], tools, whole, rendered)
+        rendered, closing = render_reply(self._template, messages[:index], message, tools)
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
         masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
         made_up = closing or (empty_thinking[0] if empty_thinking else "")
@@ -214,94 +176,6 @@ class Chat:
         """Return the part of a reply to this prompt that its reader sees: without thinking."""
         return visible(reply, self.opens_thinking(prompt_ids))
 
-    def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:
-        """Return what the template renders for these messages, with breaks in their texts. Raises ChatError."""
-        if not messages:
-            raise ChatError("no prompt")
-        try:
-            definitions = self._encoder.as_data(read_tool_definitions(tools), sampled=False)
-            as_data = []
-            for message in messages:
-                fields = openai_message(message, arguments_as_text=self._arguments_as_text, short_ids=self._short_ids)
-                role = fields.pop("role")
-                as_data.append({"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")})
-            return self.tokenizer.apply_chat_template(
-                as_data,
-                tools=definitions,
-                chat_template=_fix_date(self.tokenizer.get_chat_template(None, definitions)),
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self.template_args,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
-            raise ChatError(f"template: {' '.join(str(error).split())[:120]}") from error
-
-    def _check_complete(self, messages: list[Message], tools: str | None, whole: str, rendered: str) -> None:
-        """Raise ChatError if the `whole` rendering leaves out calls or text of the last message.
-
-        Many templates do not support calls: for a call, they write just the stop token, as for an empty reply.
-        """
-        *before, message = messages
-        text, calls = (message["content"] or "").strip(), message.get("tool_calls") or ()
-        others = {}
-        # A rendered call holds its name. If one is missing, the comparison decides, which costs a rendering.
-        said = "\n".join([text, message.get("reasoning") or "", *(call["arguments"] for call in calls)])
-        names = [call["name"] for call in calls]
-        if any(rendered.count(name) - said.count(name) < "\n".join(names).count(name) for name in names):
-            others["calls"] = {"tool_calls": calls[:-1]}
-            others["the names of calls"] = {"tool_calls": [call | {"name": "opdkit"} for call in calls]}
-        if text and self._encoder.as_data(text, sampled=True) not in rendered:
-            others["text of a reply"] = {"content": "opdkit"}
-        for part, other in others.items():
-            if self._try_render([*before, message | other], tools) == whole:
-                raise ChatError(f"template: leaves out {part}")
-
-    def _find_reply(
-        self, before: list[Message], message: Message, tools: str | None, prompt: str, whole: str
-    ) -> tuple[str, str]:
-        """Return the reply `message` in the `whole` rendering, which does not begin with the `prompt` of that reply.
-
-        Also return the text at its beginning that closes the thought which the prompt opens; "" if there is none.
-
-        - Mistral's templates write the system message into the last user message only if no reply follows, gpt-oss's
-          leaves out thinking before a final reply: the reply follows the last message and the header.
-        - Others (Hermes) end a tool's result in another way if a reply follows: the reply follows the header.
-        - Gemma 4's, GLM's and MiniMax's prompts end with a thought, empty or open, that the rendering leaves out.
-        - Apertus's prompts repeat the header after a tool's result.
-
-        Another reply shows how far what precedes may reach. Raises ChatError if none of this holds.
-        """
-        probe = message | {"content": "1" if (message["content"] or "").lstrip().startswith("0") else "0"}
-        other = self._render([*before, probe | {"reasoning": None, "tool_calls": []}], tools, generation_prompt=False)
-        start = _find_common(whole, other)  # at most to the first character of the reply
-        last = self._encoder.as_data((before[-1]["content"] or "").strip(), sampled=before[-1]["role"] == "assistant")
-        question = self._try_render(before, tools) or ""
-        header = prompt.removeprefix(question)
-        # The last message is before the header, which may hold the same text: "hi" is in <think>, too.
-        at = prompt.rfind(last, 0, len(prompt) - len(header) or None) if last else -1
-        behind = max(len(_drop_half_tag(_find_common(question, start))), start.rfind(last) + len(last) if last else 0)
-        for ending, lowest in ((prompt[at:] if at >= 0 else "", 0), (header, behind)):
-            if (ending := ending.rstrip()) and (found := start.rfind(ending, lowest)) >= 0:
-                return whole[found + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :]), ""
-        common = _drop_half_tag(_find_common(prompt, start))
-        thought, reply = prompt[len(common) :], whole[len(common) :]
-        logged = self._encoder.as_data((message.get("reasoning") or "").strip(), sampled=True)
-        if (not logged or logged not in reply) and "</think>" not in (message["content"] or ""):
-            closed = EMPTY_THINKING.match(reply)
-            if _NO_THOUGHT.fullmatch(thought):
-                return reply[closed.end() if closed else 0 :], ""
-            if closed and _NO_THOUGHT.fullmatch(thought + closed[0]):
-                return reply, ""
-            other = self._try_render([*before, message | {"reasoning": _THOUGHT}], tools) or ""
-            opening, _, rest = other.removeprefix(prompt).partition(_THOUGHT)
-            if other.startswith(prompt) and not opening.strip() and rest.endswith(reply):
-                closing = opening + rest.removesuffix(reply)
-                return closing + reply, closing
-        asked, generation = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
-        if start == question and asked and generation == asked + header:
-            return reply, ""
-        raise ChatError("reply does not continue the prompt")
-
     def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and including the stop token, or to the cut.
 
@@ -327,32 +201,6 @@ class Chat:
             raise ChatError("the end of a cut-off reply is not in its rendering")
         return text[: start + len(last)]
 
-    def _check_template(self) -> None:
-        """Raise ConfigError for an unusable template or arguments that opdkit sets; warn of arguments it ignores."""
-        templates = self.tokenizer.chat_template
-        where = self.tokenizer.name_or_path
-        if not templates:
-            raise ConfigError(f"the tokenizer of {where} has no chat template; use the model's chat (instruct) version")
-        text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        own = inspect.signature(self.tokenizer.apply_chat_template).parameters.keys() | {"messages"}
-        for name in self.template_args:
-            if name in own:
-                raise ConfigError(f"--template-arg {name}: opdkit sets this itself; pass only the template's own")
-            if not re.search(rf"\b{re.escape(name)}\b", text):
-                warn(f"--template-arg {name}: the chat template of {where} does not read it")
-        if "strftime_now(" in _fix_date(text):
-            raise ConfigError(f"the chat template of {where} writes today's date in a format that it computes, so that "
-                              "tomorrow's prompts would differ; write the date into the template")  # fmt: skip
-
-    def _try_render(
-        self, messages: list[Message], tools: str | None = None, *, generation_prompt: bool = False
-    ) -> str | None:
-        """Return what the template renders for these messages; None if it refuses them."""
-        try:
-            return self._render(messages, tools, generation_prompt=generation_prompt)
-        except ChatError:
-            return None
-
     def _find_headers(self) -> Set[str]:
         """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
 
@@ -361,11 +209,14 @@ class Chat:
         """
         if not self._encoder.words:
             return frozenset()
-        question, prompt = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
+        template = self._template
+        question, prompt = template.try_render(ASKED), template.try_render(ASKED, generation_prompt=True)
         # Control tokens after a reply are headers; before it, a system prompt may explain `<think>`.
-        behind = (self._try_render([*_REPLIED, *_ASKED]) or question or "").rpartition(_REPLY)[2]
-        called, answered = (self._try_render(messages, self._tools) for messages in (_CALLED, _ANSWERED))
-        tokens = [self._encoder.control_tokens(text or "") for text in (behind, question, prompt, called, answered)]
+        behind = (template.try_render([*REPLIED, *ASKED]) or question or "").rpartition(REPLY)[2]
+        answered = template.try_render(ANSWERED, template.probe_tools)
+        tokens = [
+            self._encoder.control_tokens(text or "") for text in (behind, question, prompt, template.called, answered)
+        ]
         of_next, of_question, of_prompt, of_call, of_result = tokens
         # The first control token of a generation prompt is a header, too. After it, `<think>` opens the reply itself.
         header = next((token for token, other in zip_longest(of_prompt, of_question) if token != other), None)
@@ -378,23 +229,6 @@ class Chat:
         after = self._encoder.encode_continuation(rendered[rendered.rfind(before) + len(before) :])
         added = self.tokenizer.added_tokens_decoder
         return next((i for i in after if i in added and added[i].special), None)
-
-
-def _find_common(a: str, b: str) -> str:
-    """Return what both texts begin with."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # the first `low` characters are equal; comparing slices is faster than characters one by one
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return a[:low]
-
-
-def _drop_half_tag(text: str) -> str:
-    return re.sub(r"<[^<>\s]*\Z", "", text)
-
-
-def _fix_date(template: str) -> str:
-    return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
 
 
 def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, too_long: str) -> FittedPrompt:

@@ -9,16 +9,8 @@ from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.template import (
-    EMPTY_THINKING,
-    Chat,
-    ChatError,
-    FittedPrompt,
-    Message,
-    ReplyTokens,
-    drop_first_messages,
-    fit,
-)
+from opdkit.chat.reply_text import EMPTY_THINKING
+from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, ReplyTokens, drop_first_messages, fit
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.judge.votes import EDITED

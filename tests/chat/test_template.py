@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import read_call
-from opdkit.chat.openai_messages import openai_message
-from opdkit.chat.template import Chat, ChatError, drop_first_messages, fit, read_tool_definitions
+from opdkit.chat.openai_messages import openai_message, read_tool_definitions
+from opdkit.chat.template import Chat, ChatError, drop_first_messages, fit
 from opdkit.errors import ConfigError
 
 LLAMA3_TOKENS = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
