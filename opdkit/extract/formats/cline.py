@@ -20,8 +20,8 @@ _DETAILS = re.compile(r"<environment_details>(?:(?!<environment_details>).)*?</e
 _BY_PERSON = re.compile(r"<(task|feedback|user_message|answer)>")
 _RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, logged as text
 _INTERRUPTED = re.compile(r"\[Response interrupted by [^\[\]]+\]\s*+\Z")
-# Around what the user of a session says.
-_WRAPPER = re.compile(r"<mode_notice>.*?</mode_notice>|<user_input\b[^>]*>", re.DOTALL)
+# What a session has before the words of its user. It matches at the beginning of every text.
+_WRAPPER = re.compile(r"(?:\s*<mode_notice>.*?</mode_notice>)*\s*(?:<user_input\b[^>]*>)?\s*", re.DOTALL)
 _NOTICES = ("[TASK RESUMPTION]", "The user approved switching to act mode.", "<hook_context", "System-delivered ")
 _REMINDERS = ("completion_reminder", "recovery_notice")  # kinds of messages
 _REMINDER, _NOTICE = "reminder", "notice"
@@ -75,7 +75,7 @@ def _read_session(line: Line, record: JSON) -> Conversation:
 
 def _find_client_text(item: Any, text: str) -> str | None:
     """Return what Cline itself says in a user's message: a reminder, in which it judges a reply, a notice, or None."""
-    text, kind = _WRAPPER.sub("", text).lstrip(), value_at(item, ("metadata", "kind"))
+    text, kind = _WRAPPER.sub("", text, count=1), value_at(item, ("metadata", "kind"))
     if text.startswith("[SYSTEM]") or kind in _REMINDERS:
         return _REMINDER
     is_hidden = value_at(item, ("metadata", "displayRole")) == "system"
@@ -98,8 +98,9 @@ def _drop_bytes(part: Any) -> Any:
     """Return an entry of a tool's result, without the bytes of its pictures and files."""
     if value_at(part, ("type",)) in _BLOCKS:
         return join_content([part])
-    has_blocks = isinstance(value_at(part, ("result",)), list) and find_key(part, ("result",), "type")
-    return part | {"result": join_content(part["result"])} if has_blocks else part
+    if isinstance(part, dict) and find_key(part, ("result",), "type"):
+        return part | {"result": join_content(part["result"])}
+    return part
 
 
 def _read_task(line: Line, record: JSON) -> Conversation:

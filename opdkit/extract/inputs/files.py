@@ -27,6 +27,7 @@ from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.archives import unpack
 from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
+from opdkit.extract.inputs.table_rows import dump_row
 from opdkit.store.atomic import find_left_overs, host_name, make_owned_name, remove_entries
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
@@ -206,8 +207,6 @@ def _copy_dataset(log: str, path: Path) -> Path:
     which takes other libraries and ends at the first damaged file.
     """
     import datasets  # slow to import, and rarely needed
-
-    from opdkit.extract.inputs.parquet import dump_row
 
     name, split = log.removeprefix("hf:"), "train"
     if not Path(name).exists() and ":" in name:

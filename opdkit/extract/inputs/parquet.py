@@ -1,28 +1,23 @@
 """Parquet inputs: every row is a record and is read as a line. The line's number is the row's, from 1.
 
-Rows are read in small batches, so that memory does not grow with the file. What JSON cannot hold (times, decimals,
-bytes) becomes text or a placeholder. Rows of data sets are converted in the same way.
+Rows are read in small batches, so that memory does not grow with the file.
 """
 
-import contextlib
-import datetime
-import decimal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.json_lines import NOT_UTF_8
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import SHOWN
+from opdkit.extract.inputs.table_rows import dump_row
 
 _BATCH = 4 << 20  # about as many bytes of decoded rows are held at once
 _MOST_ROWS = 1_024  # per batch
-_LONGEST_ID = 64  # bytes of an id, such as a UUID or a digest
 DAMAGED_ROWS = "damaged rows"
 
 
@@ -89,42 +84,3 @@ def _read_lines(batch: pa.RecordBatch, source: str, first: int, limit: int) -> I
             continue
         too_long = Unreadable("line too long", f"{len(data):,} bytes") if len(data) > limit else None
         yield Line(source, number, data[:SHOWN] if too_long else data, too_long)
-
-
-def dump_row(row: JSON) -> bytes:
-    """Return a row as a line of JSON. Raises JSONEncodeError."""
-    full = {name: _drop_missing(value) for name, value in row.items()}
-    return orjson.dumps(full, default=_convert_to_text, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _drop_missing(value: Any) -> Any:
-    """Return a value without the empty fields of its structs: all rows share a struct, with the fields of each of them.
-
-    So a tool call would get the arguments of all other tools, as null. Arrow's maps, which are lists of pairs here,
-    become objects.
-    """
-    if isinstance(value, list):
-        if not (value and isinstance(value[0], tuple)):
-            return list(map(_drop_missing, value))
-        value = {name if isinstance(name, str) else _convert_to_text(name): item for name, item in value}
-    if isinstance(value, dict):
-        return {name: _drop_missing(item) for name, item in value.items() if item is not None}
-    return value
-
-
-def _convert_to_text(value: Any) -> str:
-    """Return the text, or the placeholder, that stands for a value that JSON cannot hold.
-
-    Bytes may be text (Impala and Hive write it without its type) or an id, which has to stay unique.
-    """
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat())
-    if isinstance(value, (int, decimal.Decimal, datetime.timedelta)):
-        return str(value)
-    if isinstance(value, bytes):
-        with contextlib.suppress(UnicodeDecodeError):
-            if b"\0" not in value:
-                return value.decode()
-        if len(value) <= _LONGEST_ID:
-            return value.hex()
-    return f"[{type(value).__name__}]"
