@@ -215,8 +215,8 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
     else:
         name = first_text(body.get("customType")) or "custom" if role in _EXTENSIONS else None
         writer = body.get("provenance")
-        told = isinstance(writer, dict) and writer.get("kind") in _PROGRAMS
-        event.machine = name is not None or told or body.get("runtimeContextCarrier") is True
+        is_told = isinstance(writer, dict) and writer.get("kind") in _PROGRAMS
+        event.machine = name is not None or is_told or body.get("runtimeContextCarrier") is True
         event.messages = [m | {"name": name} for m in read_messages([{"role": "user", "content": content}])[0]]
 
 
