@@ -14,11 +14,12 @@ from opdkit.config.judge import WARNINGS
 from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
+from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS, TrainConfig
 from opdkit.console import print_facts, say, stdout, warn
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.stage import check_logs
 from opdkit.model.folder import check_stages
+from opdkit.store.announce import list_models
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options, has_stage
 from opdkit.store.reading import is_complete, summary_of
@@ -41,6 +42,7 @@ def run(config: RunConfig) -> Summary:
     for name in ORDER:
         with set_forms_added(name):
             check_plan(name, stages[name])
+            check_place(name, stages[name])
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
     reporting = [name for name in ORDER if not config.dry_run or find_first_unfinished(config, name) is None]
     extracted = Counters()
@@ -72,6 +74,19 @@ def check_plan(name: str, stage: StageConfig) -> None:
 
         stage = replace(stage, **choose_hint_judge(stage))
     check_options(stage, name, find_known_inputs(stage.run, name))
+
+
+def check_place(name: str, stage: StageConfig) -> None:
+    """Raise ConfigError if a stage that is not done cannot run in this process: for its device, or for --sharding."""
+    if is_complete(stage.run, name) and not stage.overwrite:
+        return
+    if isinstance(stage, TrainConfig) and stage.sharding != "none":
+        raise ConfigError("--sharding fsdp needs several processes, and here the training is one: run the stages one "
+                          "by one, this one with accelerate launch -m opdkit train")  # fmt: skip
+    if list_models(stage) and (device := vars(stage)["device"]) != "auto":
+        from opdkit.model.load import resolve_device  # imported here: it brings torch
+
+        resolve_device(device)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,10 @@ def make_configurations(
     if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
         raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
                           "train.load_in_4bit=true")  # fmt: skip
+    own, scored = (parse_pairs(made[name].template_arg, "--template-arg") for name in ("train", "teacher"))
+    if own and own != scored:
+        raise ConfigError("--template-arg must be the same for both: --set teacher.template_arg=NAME=VALUE --set "
+                          "train.template_arg=NAME=VALUE; without the second, train takes that of teacher")  # fmt: skip
     return {name: made[name] for name in stages}
 
 

@@ -207,6 +207,8 @@ class TrainConfig(NamedTraining, ModelOptions):
             raise ConfigError(f"--validate is {self.validate}; it must be at least {FEWEST}, or 0 for off")
         if self.load_in_4bit and self.sharding != "none":
             raise ConfigError("--load-in-4bit: quantized weights are not split over processes; use --sharding none")
+        if self.dtype == "float16":
+            raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, --overwrite would remove a model in use, or a package is missing."""
@@ -216,3 +218,6 @@ class TrainConfig(NamedTraining, ModelOptions):
                 raise ConfigError(f"--{name} {path} is among what --overwrite removes: move it out of there first")
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise ConfigError("--lora-rank needs the package peft: pip install peft")
+        packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+        if self.tracker and not any(map(importlib.util.find_spec, packages[self.tracker])):
+            raise ConfigError(f"--tracker {self.tracker} needs its package: pip install {self.tracker}")

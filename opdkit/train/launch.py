@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -47,11 +46,6 @@ def check_launch(config: TrainConfig) -> None:
         if os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true":
             raise ConfigError(f"the configuration of `accelerate launch` asks for {kind}, which opdkit does not use; "
                               "set distributed_type: MULTI_GPU there, and pass --sharding fsdp")  # fmt: skip
-    if config.dtype == "float16":
-        raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
-    packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
-    if config.tracker and not any(importlib.util.find_spec(name) for name in packages[config.tracker]):
-        raise ConfigError(f"--tracker {config.tracker} needs its package: pip install {config.tracker}")
 
 
 def start_accelerator(config: TrainConfig) -> Accelerator:

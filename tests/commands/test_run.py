@@ -1,5 +1,6 @@
 """Tests of `opdkit run`: --set forms of the flags that errors name, checks before the first stage, and --dry-run."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -282,6 +283,23 @@ def test_a_dry_run_fails_as_the_run_does(options, tmp_path, plain_model_dir) -> 
         errors.append((done.exit_code, done.stderr[done.stderr.index("error:") :]))
         assert snapshot(run) == before
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("option", [
+    "train.dtype=float16", "train.tracker=wandb", "train.sharding=fsdp", "train.template_arg=a=1",
+    "teacher.device=cuda:99", "train.device=cuda:99",
+])  # fmt: skip
+def test_what_a_later_stage_would_refuse_is_refused_before_the_first(
+    option, tmp_path, plain_model_dir, monkeypatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name != "wandb" and find_spec(name, *rest))
+    log, run = jsonl(tmp_path / "log.jsonl", *[chat("u", "a", "v")] * 3), tmp_path / "run"
+    command = ["run", str(run), str(log), "--model", str(plain_model_dir), "--judge", "rules", "--set", option]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert f"--{option.partition('.')[2].partition('=')[0].replace('_', '-')}" in done.stderr
+    assert not run.exists()
 
 
 def test_verdicts_on_another_extraction_are_refused_or_named(tmp_path, plain_model_dir, capsys) -> None:
