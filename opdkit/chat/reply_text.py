@@ -1,4 +1,4 @@
-"""The text of a reply in the rendering of a conversation: what the template writes after the prompt of that reply."""
+"""Find a reply in the rendering of a conversation: the text that a template writes after the prompt of the reply."""
 
 import re
 

@@ -119,6 +119,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, zipped) -> None:
 
 def test_a_training_does_not_resume_from_a_hostile_checkpoint(run, plain_model_dir, tmp_path) -> None:
     path, mark = run / "train" / "checkpoints" / "step-00000001.pt", tmp_path / "was-run"
+    (run / "train" / "metrics").mkdir(parents=True)  # so the folder is a training's
     write_hostile(path, mark, zipped=True)
     with pytest.raises(OpdkitError, match=r"step-00000001\.pt"):
         train.run(train_config(run, plain_model_dir))
