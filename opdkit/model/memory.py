@@ -155,6 +155,7 @@ class ModelState:
 
     lockstep: bool = False  # several processes share the layers and run the same forwards
     reads_trees: bool | None = None  # result of `check_tree_reading`; None before it ran
+    shares_cache: bool | None = None  # result of `check_shared_cache`; None before it ran
     samples_batches: bool | None = None  # result of `check_batches`; None before it ran
     tree_compared: bool = False  # log-probs of a real tree were compared with those of padded batches
     budgets: dict[str, Budget] = field(default_factory=dict)  # kind of work -> its budget

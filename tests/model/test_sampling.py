@@ -120,6 +120,20 @@ def test_only_models_that_batches_change_are_sampled_from_one_sample_at_a_time(c
         assert ("one by one" in capsys.readouterr().err) == are_single
 
 
+def test_padding_that_changes_one_sample_of_three_is_found(capsys: Any) -> None:
+    """Here the convolutions read the padding, which changes a shorter prompt by 0.04 nats per token."""
+    model, expected = build(*STATES["LFM2"]), draw(build(*STATES["LFM2"]), requests(PROMPTS), batch_tokens=1)
+    forward = model.forward
+
+    def read_padding(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return forward(*args, attention_mask=None if attention_mask is None else attention_mask | 1, **kwargs)
+
+    model.forward = read_padding
+    drawn = draw(model, requests(PROMPTS))
+    assert "one by one" in capsys.readouterr().err
+    assert [[s.ids for s in samples] for samples in drawn] == [[s.ids for s in samples] for samples in expected]
+
+
 def test_a_model_that_cannot_continue_from_its_cache_says_so() -> None:
     with pytest.raises(OpdkitError, match=r"RecurrentGemma.*--teacher-samples 0"):
         draw(build(*PLAIN["states in the layers"]), requests(PROMPTS))

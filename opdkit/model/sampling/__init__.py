@@ -6,7 +6,7 @@ its generator and the model, never on the rest of its batch. The continuous batc
 in which they happen to be scheduled.
 
 `sample_shared` keeps one copy of a prompt's KV cache for all of its samples. `sample_copied` gives each sample its own
-copy, for models with layers that keep a state or attend within chunks.
+copy, for models with layers that keep a state or attend within chunks. Each is checked once per model.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from opdkit.model.memory import without_gradients
 from opdkit.model.sampling.batches import plan_batches
 from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
-from opdkit.model.sampling.shared_cache import sample_shared
+from opdkit.model.sampling.shared_cache import check_shared_cache, sample_shared
 from opdkit.model.tree_reading import check_tree_reading, find_build_problem
 from opdkit.model.windows import depends_on_length, find_windows
 
@@ -72,6 +72,6 @@ def sample(
     ]
     prompts = [request.prompt_ids for request in requests]
     with without_gradients(model):
-        run = sample_shared if find_windows(model) is not None and check_tree_reading(model) else sample_copied
-        run(model, prompts, samplings, rule, batch_tokens)
+        can_share = find_windows(model) is not None and check_tree_reading(model) and check_shared_cache(model)
+        (sample_shared if can_share else sample_copied)(model, prompts, samplings, rule, batch_tokens)
     return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]

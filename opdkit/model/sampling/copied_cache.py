@@ -13,11 +13,11 @@ from transformers.cache_utils import CacheLayerMixin
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import find_cache_name
-from opdkit.model.memory import find_budget, find_state, is_out_of_memory
-from opdkit.model.rounding import HALF_ROUNDING, measure_differences
+from opdkit.model.memory import find_budget, find_state
+from opdkit.model.rounding import HALF_ROUNDING
 from opdkit.model.sampling.batches import MAX_SAMPLES
+from opdkit.model.sampling.made_up import find_sampling_problem
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
-from opdkit.model.scoring import PromptResponse, score
 from opdkit.model.windows import depends_on_length, make_up_tokens
 
 
@@ -50,31 +50,22 @@ def check_batches(model: Any) -> bool:
     state, name = find_state(model), model.name_or_path or type(model).__name__
     if state.samples_batches is not None:
         return state.samples_batches
+
+    def sample(prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule) -> None:
+        _sample_rows(model, prompts, [(i, one) for i, group in enumerate(samplings) for one in group], rule)
+
     a, b, *_ = make_up_tokens(model, 16)
-    problem, cause = "", None
-    for prompts in ([a, a, b[:9]], [a]):
-        rows = [(prompts.index(prompt), Sampling(torch.zeros(0))) for prompt in prompts]
-        try:
-            _sample_rows(model, prompts, rows, SamplingRule(0.0, 8, frozenset(), 0, lambda count: None))
-            sequences = [PromptResponse(prompts[i], sampling.ids) for i, sampling in rows]
-            expected_N = torch.cat(score(model, sequences, batch_tokens=1))
-        except Exception as error:  # models may raise anything for a cache that they do not support
-            if is_out_of_memory(error):
-                raise
-            problem, cause = f"its cache cannot be used ({type(error).__name__})", error
-            continue
-        found_N = torch.tensor([logprob for _, sampling in rows for logprob in sampling.logprobs])
-        difference = float(measure_differences(found_N, expected_N).mean())
-        if not difference > HALF_ROUNDING:
-            state.samples_batches = len(rows) > 1
-            if problem:
-                warn(f"{name} writes samples one by one instead of in batches: {problem}")
-            return state.samples_batches
-        problem, cause = f"otherwise its log-probs would differ by {difference:.1g} nats", None
-    raise OpdkitError(
-        f"{name} can be scored and trained, but not sampled from ({type(model).__name__}: {problem}). Pass "
-        "--teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
-    ) from cause
+    problem, _ = find_sampling_problem(model, [a, b[:9]], [2, 1], sample)
+    if problem:
+        alone, cause = find_sampling_problem(model, [a], [1], sample, HALF_ROUNDING)
+        if alone:
+            raise OpdkitError(
+                f"{name} can be scored and trained, but not sampled from ({type(model).__name__}: {alone}). Pass "
+                "--teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
+            ) from cause
+        warn(f"{name} writes samples one by one instead of in batches: {problem}")
+    state.samples_batches = not problem
+    return state.samples_batches
 
 
 def _sample_rows(

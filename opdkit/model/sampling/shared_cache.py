@@ -16,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -24,12 +25,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from opdkit.console import warn
 from opdkit.model.load import find_cache_name
-from opdkit.model.memory import Attempt, find_budget
+from opdkit.model.memory import Attempt, find_budget, find_state
 from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
+from opdkit.model.sampling.made_up import find_sampling_problem
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
-from opdkit.model.windows import find_windows, make_additive_mask, make_masks, within
+from opdkit.model.windows import find_windows, make_additive_mask, make_masks, make_up_tokens, within
 
 
 def sample_shared(
@@ -57,6 +60,23 @@ def sample_shared(
                     else:
                         budget.halve(batch.rows * batch.slots)
                     break
+
+
+def check_shared_cache(model: Any) -> bool:
+    """Check once per model that samples with a shared cache have the log-probs of scoring. Return the result.
+
+    Made-up prompts that begin alike are sampled from. Warns if the check fails.
+    """
+    state = find_state(model)
+    if state.shares_cache is None:
+        a, b, c, _ = make_up_tokens(model, 16)
+        sample = partial(sample_shared, model, batch_tokens=10_000)
+        problem, _ = find_sampling_problem(model, [a + b, a + c[:9]], [2, 1], sample)
+        state.shares_cache = not problem
+        if problem:
+            name = model.name_or_path or type(model).__name__
+            warn(f"{name} copies a prompt's cache for each sample of it, which takes more memory: {problem}")
+    return state.shares_cache
 
 
 def _run_batch(

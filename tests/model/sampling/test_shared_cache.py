@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import opdkit.model.sampling
 from opdkit.model.random_streams import make_random_stream
-from opdkit.model.sampling import Request, Sample, attention, batches, sample
+from opdkit.model.sampling import Request, Sample, attention, batches, sample, shared_cache
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
          "initializer_range": 0.3, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -56,7 +56,10 @@ def build(name: str, extra: dict) -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return build(*FAMILIES["grouped queries"])
+    """Return a model that has been sampled from: the first time, made-up prompts are read, too."""
+    model = build(*FAMILIES["grouped queries"])
+    draw(model, [[1, 2, 3]])
+    return model
 
 
 def draw(model: Any, prompts=PROMPTS, draws: int = 3, **options: Any) -> list[list[Sample]]:
@@ -210,6 +213,19 @@ def test_copies_stay_within_the_budget(model, budget, monkeypatch) -> None:
     with calls(model) as seen:
         alike(draw(model, batch_tokens=budget), expected)
     assert all(c.rows == 1 or c.rows * c.slots <= budget for c in seen)
+
+
+@pytest.mark.parametrize("fault", ["tokens of others are seen", "an error"])
+def test_a_model_that_cannot_share_a_cache_gets_copies(fault, monkeypatch, capsys) -> None:
+    """Its samples are those that scoring gives, and it says what that takes."""
+    model, expected = build(*FAMILIES["grouped queries"]), draw(build(*FAMILIES["grouped queries"]))
+    if fault == "an error":
+        monkeypatch.setattr(shared_cache, "_run_batch", lambda *_: [].pop())
+    else:
+        monkeypatch.setattr(shared_cache, "make_additive_mask", lambda seen, dtype: torch.zeros_like(seen, dtype=dtype))
+    for _ in range(2):
+        alike(draw(model), expected)
+    assert capsys.readouterr().err.count("copies a prompt's cache") == 1
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
