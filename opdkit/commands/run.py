@@ -78,7 +78,7 @@ def check_plan(name: str, stage: StageConfig) -> None:
 
 def check_place(name: str, stage: StageConfig) -> None:
     """Raise ConfigError if a stage that is not done cannot run in this process: for its device, or for --sharding."""
-    if is_complete(stage.run, name) and not stage.overwrite:
+    if not stage.overwrite and is_complete(stage.run, name):
         return
     if isinstance(stage, TrainConfig) and stage.sharding != "none":
         raise ConfigError("--sharding fsdp needs several processes, and here the training is one: run the stages one "

@@ -71,7 +71,7 @@ def run(config: StatusConfig) -> None:
     for line in lines:
         print_line(line)
     is_running = any(find_live_claims(stage_dir(run, stage) / ".tmp") for run, stage in started)
-    if not (is_running or trainings) and (step := find_next_step(directory)):
+    if not (is_running or trainings or errors) and (step := find_next_step(directory)):
         print_line(step)
 
 

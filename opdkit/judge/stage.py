@@ -144,8 +144,6 @@ def run(config: JudgeConfig) -> Summary:
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     if config.judge == "batch":
         summary.next, summary.is_waiting = judge.next, judge.is_waiting
-    if not summary.next and 2 * summary.counters.total("failed votes") > summary.counters.total("votes"):
-        summary.next = "Next: judge again with --overwrite, and with what the warning about failed votes asks for."
     return summary
 
 

@@ -20,6 +20,7 @@ from opdkit.store.disk import disk_errors_explained
 
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights: only these blocks are digested
 _OUTPUTS = ("model", "adapter", "epochs", "checkpoints")  # of a training, besides its tables
+_NO_DATA = ("manifest.json", "lost+found")  # another shard may just have begun the stage, or a disk is mounted there
 _ALL_SHARDS = "--overwrite removes the parts of all shards: overwrite once without --shard, then start the shards"
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
@@ -61,10 +62,11 @@ def check_own_folder(run: Path, stage: str) -> None:
 
     The stage would write into it, and `--overwrite` would remove it.
     """
-    folder = stage_dir(run, stage)
-    entries = sorted(folder.iterdir()) if folder.is_dir() and not has_stage(run, stage) else []
-    outputs = _OUTPUTS if any(map(is_table, entries)) else ()  # the manifest was removed
-    others = (path.name for path in entries if not (path.name[0] == "." or is_table(path) or path.name in outputs))
+    folder, entries = stage_dir(run, stage), list[Path]()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        entries = [] if has_stage(run, stage) else sorted(folder.iterdir())
+    own = _NO_DATA + (_OUTPUTS if any(map(is_table, entries)) else ())  # if it has tables, its manifest was removed
+    others = (path.name for path in entries if not (path.name[0] == "." or is_table(path) or path.name in own))
     if other := next(others, None):
         raise ConfigError(f"{folder} is not a folder of opdkit: it holds {other}; move it away, or choose another run "
                           f"directory, such as {quote(run / 'run')}")  # fmt: skip

@@ -9,11 +9,12 @@ from opdkit.config.command_line import quote
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
 from opdkit.config.shard import read_rank
+from opdkit.errors import OpdkitError
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.plans import explain_upstream_change, find_command, has_stage, manifest, stage_dir
-from opdkit.store.reading import is_complete
+from opdkit.store.plans import explain_upstream_change, find_command, has_stage, judge_kind, manifest, stage_dir
+from opdkit.store.reading import is_complete, summary_of
 from opdkit.store.reviews import find_outdated_targets, is_trained_before
 from opdkit.store.stopping import listen_for_signals
 
@@ -30,12 +31,13 @@ _NEXT = {
 def find_next_step(run: Path) -> str:
     """Return the next command for a run: that of the first stage that is unfinished, or older than what it was made of.
 
-    Returns "" if there is none, and for a folder of a night, which only `opdkit night` continues.
+    Returns "" if there is none, and for a folder of a night, which only `opdkit night` continues. Raises OpdkitError
+    for a damaged run.
     """
-    if any((home / "ledger.sqlite").exists() for home in run.resolve().parents[1:3]):
+    if any(path.name == "nights" and (path.parent / "ledger.sqlite").exists() for path in run.resolve().parents[:2]):
         return ""
     has_jobs = (run / "slurm" / "submit.sh").exists()
-    for stage in _NEXT:
+    for stage in ("extract", *_NEXT):
         if has_jobs and stage != "eval" and not is_complete(run, stage):
             again = f"`opdkit slurm {quote(run)} ... --submit` again as before"
             return f"Next: its Slurm jobs do the rest; if none is in the queue (`squeue --me`), run {again}."
@@ -45,14 +47,21 @@ def find_next_step(run: Path) -> str:
             if explain_upstream_change(run, stage) or (stage == "train" and is_trained_before(run)):
                 return f"{again}, with --overwrite: what it was computed from has changed."
             if not is_complete(run, stage) or (stage == "teacher" and find_outdated_targets(run)):
-                return f"{again}: it does what is left."
+                is_batch = stage == "judge" and judge_kind(run) == "batch"
+                return f"{again}: it does what is left." if not is_batch else (
+                    f"{again}, with --in ANSWERS instead of --out, once its requests are answered.")  # fmt: skip
+            counters = summary_of(run, stage).counters
+            if 2 * counters.total("failed votes") > counters.total("votes"):
+                return f"{again}, with --overwrite, and with another judge or other options: most of its votes failed."
         else:
             break
     else:
         return ""
+    if stage == "extract":
+        return ""
     text = _NEXT[stage]
     if stage == "train":
-        text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
+        text = text.replace("PATH", quote(manifest(run, "teacher").get("configuration", {}).get("model", "PATH")))
     elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
         text = text.replace("--prompts FILE", "--from-log")
     return f"Next: `opdkit {stage} {quote(run)} {text}."
@@ -72,7 +81,8 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     is_done = summary.parts_done == summary.parts
     if is_done and not config.is_dry_run:
-        summary.next = summary.next or find_next_step(config.run)
+        with contextlib.suppress(OpdkitError):  # a later stage is damaged
+            summary.next = summary.next or find_next_step(config.run)
     if is_done:
         forget_failures(config.run, name)
     return summary

@@ -116,9 +116,9 @@ def arguments(template: str) -> set[str]:
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
         tree = environment.parse(template)
+        names = find_undeclared_variables(tree)
     except TemplateError:
         return set()  # it has tags that only transformers knows
     asked = {getattr(test.node, "name", "") for test in tree.find_all((nodes.Test, nodes.Filter)) if test.name in _ASKS}
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - asked
-    names = find_undeclared_variables(tree) - own
-    return {name for name in names if name not in _GIVEN and not name.endswith("_token")}
+    return {name for name in names - own if name not in _GIVEN and not name.endswith("_token")}

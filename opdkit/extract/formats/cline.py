@@ -35,7 +35,7 @@ def recognises(record: JSON) -> bool:
     Then the first has a time or the client's view of the editor.
     """
     if "updated_at" in record and "messages" in record and ("sessionId" in record or "source_message_count" in record):
-        return "version" in record
+        return isinstance(record.get("version"), int) and not record.keys() & {"model", "tools"}
     is_plain = record.keys() <= {"messages", "version"} and find_key(record, ("messages",)) is not None
     first: JSON = record["messages"][0] if is_plain else {}
     return isinstance(first.get("ts"), (int, float)) or "<environment_details>" in str(first.get("content"))
@@ -98,8 +98,8 @@ def _drop_bytes(part: Any) -> Any:
     """Return an entry of a tool's result, without the bytes of its pictures and files."""
     if value_at(part, ("type",)) in _BLOCKS:
         return join_content([part])
-    if isinstance(part, dict) and find_key(part, ("result",), "type"):
-        return part | {"result": join_content(part["result"])}
+    if (parts := as_list(value_at(part, ("result",)))) and all(value_at(p, ("type",)) in _BLOCKS for p in parts):
+        return part | {"result": join_content(parts)}
     return part
 
 

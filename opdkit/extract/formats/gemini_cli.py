@@ -107,9 +107,10 @@ def _add(conversation: Conversation, item: Any, answered: set[str]) -> None:
         parts = [{"text": p} if isinstance(p, str) else p for p in (as_list(content) or [content])]
         said = openai_messages({"role": role, "parts": parts})
         made += [m | fields for m in said if fields or first_text(m.get("tool_call_id")) not in answered]
-        if not fields and (calls or thoughts):
+        if made and not fields and (calls or thoughts):
             made[-1] |= {"tool_calls": calls, "reasoning": "\n".join(thoughts)}
     read, notes = read_messages(made)
+    answered -= {call["id"] for m in read for call in m["tool_calls"]}  # checkpoints use ids again
     answered |= {m["tool_call_id"] for m in read if m["tool_call_id"] is not None}
     for index, message in enumerate(read):
         place, text = len(conversation.messages), message["content"] or ""

@@ -46,6 +46,11 @@ def make_mapped_reader(fields: FieldMap) -> Reader:
     return replace(reader, read=partial(_read_and_count, fields, reader)) if fields.rating else reader
 
 
+def _find_role(fields: FieldMap, logged: Any) -> str | None:
+    """Return the role that a logged one stands for, None if it is unknown."""
+    return dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
+
+
 def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
     """Return logged messages in OpenAI's form, without those whose role the mapping drops.
 
@@ -53,11 +58,12 @@ def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = 
     Anthropic's API returns it. A list may be logged as JSON text, as in a column of a table. Raises Unreadable,
     numbered from `first`.
     """
-    listed = as_list(parse_text(items))
-    if listed and all(value_at(item, fields.role) is not None for item in listed):
-        items = listed
-    are_parts = role == "assistant" and isinstance(items, list) and bool(items) and all(map(is_part, items))
-    if isinstance(items, str) or are_parts:
+    if isinstance(items, str):
+        listed = as_list(parse_text(items))
+        is_chat = bool(listed) and all(_find_role(fields, value_at(item, fields.role)) for item in listed)
+        items = listed if is_chat else items
+    parts = as_list(items) if role == "assistant" else []
+    if isinstance(items, str) or (parts and all(is_part(p) and value_at(p, fields.role) is None for p in parts)):
         return [{"role": role, "content": items}]
     is_single = isinstance(items, dict)
     items = [items] if is_single else items
@@ -72,7 +78,7 @@ def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = 
         logged = role if logged is None and is_single else logged
         if logged is None:
             raise Unreadable("message without a role", f"message {position}: nothing at {_format_path(fields.role)}")
-        known = dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
+        known = _find_role(fields, logged)
         if known is None:
             detail = f"message {position} has role {str(logged)[:100]!r}; map it under [roles]"
             raise Unreadable("unknown role", detail)
@@ -259,10 +265,11 @@ def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversati
             gaps.add(len(conversation.messages))
         conversation.notes |= {index + len(conversation.messages): note for index, note in item.notes.items()}
         conversation.messages += item.messages
-        _, model, tools, metadata = _read_context(fields, item.record, [])
-        conversation.model, conversation.tools = conversation.model or model, conversation.tools or tools
-        known = {key for key, value in conversation.metadata.items() if value is not None}
-        conversation.metadata |= {key: value for key, value in metadata.items() if key not in known}
+        with contextlib.suppress(Unreadable):  # tools
+            _, model, tools, metadata = _read_context(fields, item.record, [])
+            conversation.model, conversation.tools = conversation.model or model, conversation.tools or tools
+            known = {key for key, value in conversation.metadata.items() if value not in (None, "", [], {})}
+            conversation.metadata |= {key: value for key, value in metadata.items() if key not in known}
     mark_gaps(conversation, gaps)
     yield conversation
 

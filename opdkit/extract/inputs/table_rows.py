@@ -40,7 +40,7 @@ def _convert_to_text(value: Any) -> str:
     """
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
-    if isinstance(value, (int, decimal.Decimal, datetime.timedelta)):
+    if isinstance(value, (int, float, decimal.Decimal, datetime.timedelta)):
         return str(value)
     if isinstance(value, bytes):
         with contextlib.suppress(UnicodeDecodeError):
