@@ -63,9 +63,10 @@ def _find_reply(
         closing = _find_closing(template, before, message, tools, prompt, reply)
         if closing is not None:
             return closing + reply, closing
-    asked, asked_prompt = template.try_render(ASKED), template.try_render(ASKED, generation_prompt=True)
-    if start == question and asked and asked_prompt == asked + prompt.removeprefix(question):
-        return reply, ""
+    if before[-1]["role"] == "tool" and start == question:
+        asked, asked_prompt = template.try_render(ASKED), template.try_render(ASKED, generation_prompt=True)
+        if asked and asked_prompt == asked + prompt.removeprefix(question):
+            return reply, ""
     raise ChatError("reply does not continue the prompt")
 
 
@@ -79,8 +80,9 @@ def _find_end_of_header(template: ChatTemplate, last: Message, prompt: str, ques
     text = template.encoder.as_data((last["content"] or "").strip(), sampled=last["role"] == "assistant")
     # The header may hold the same text as the last message: "hi" is in <think>, too.
     at = prompt.rfind(text, 0, len(prompt) - len(header) or None) if text else -1
-    behind = max(len(_drop_half_tag(_find_common(question, start))), start.rfind(text) + len(text) if text else 0)
-    for ending, lowest in ((prompt[at:] if at >= 0 else "", 0), (header, behind)):
+    common = len(_drop_half_tag(_find_common(question, start)))
+    behind = max(common, start.rfind(text) + len(text) if text else 0)
+    for ending, lowest in ((prompt[at:] if at >= 0 else "", min(at, common)), (header, behind)):
         if (ending := ending.rstrip()) and (found := start.rfind(ending, lowest)) >= 0:
             return found + len(ending)
     return None

@@ -133,10 +133,10 @@ class Chat:
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
         masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
         made_up = closing or (empty_thinking[0] if empty_thinking else "")
+        is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
         if made_up and reasoning:  # the template wrote this block in place of the thinking
-            masked = made_up
+            masked = "" if is_closed else made_up
         elif made_up:
-            is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
             is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
             if is_open or (is_closed and thought):  # the thinking in the text belongs in the block
                 apart = message | {"content": answer, "reasoning": thought}
@@ -183,8 +183,10 @@ class Chat:
         (GigaChat's) write one between the parts of a reply; the first behind the beginning of its last part ends it.
         """
         calls = message.get("tool_calls") or ()
-        text, *names = self._encoder.as_data([message["content"] or "", *(c["name"] for c in calls)], sampled=True)
-        stop = self._stop.search(rendered, max(0, rendered.find(text.strip()), *map(rendered.rfind, names)))
+        fields = [message.get("reasoning") or "", message["content"] or "", *(c["name"] for c in calls)]
+        thought, text, *names = (field.strip() for field in self._encoder.as_data(fields, sampled=True))
+        begin = rendered.find(thought) + len(thought) if thought in rendered else 0
+        stop = self._stop.search(rendered, max(0, rendered.find(text, begin), *map(rendered.rfind, names)))
         if not cut_off:
             return rendered[: stop.end()] if stop else rendered.rstrip() + self._ends[bool(message.get("tool_calls"))]
         text = rendered[: stop.start()] if stop else rendered

@@ -25,8 +25,12 @@ def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor)
     differences = measure_differences(found_N, expected_N)
     if not len(differences):
         return None
-    kind = model.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
-    limit = ROUNDING.get(dtype)
+    limit = ROUNDING.get(find_compute_dtype(model))
     difference = float(differences.mean() if limit is None else differences.max())
     return difference if difference > (HALF_ROUNDING if limit is None else limit) else None
+
+
+def find_compute_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Return the dtype of a model's forwards: that of autocast, if it is on."""
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype

@@ -118,13 +118,10 @@ RESULT = (
 )
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "{{ '<|im_end|>' if loop.last else '\n<|im_end|>\n' }}",  # Hermes's
-        "{{ '<|im_end|>\n' if loop.last else '' }}",
-    ],
-)  # Bielik's
+@pytest.mark.parametrize("end", [
+    "{{ '<|im_end|>' if loop.last else '\n<|im_end|>\n' }}",  # Hermes's
+    "{{ '<|im_end|>\n' if loop.last else '' }}",  # Bielik's
+])  # fmt: skip
 def test_a_result_that_ends_in_another_way_before_a_reply(end: str) -> None:
     chat = Chat(build_tokenizer(RESULT.replace("RESULT", end), CHATML_TOKENS), {})
     talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found"),
@@ -147,6 +144,38 @@ def test_a_prompt_that_repeats_the_header_after_a_result() -> None:
     assert chat.text(chat.prompt_ids(talk[:3])) == "<user>hi<assistant><calls>search<done>[found]<assistant>"
     assert chat.text(chat.reply(talk, 3).ids) == "Done.<end>"
     assert chat.text(chat.reply([*talk[:3], call], 3).ids) == "<calls>search<done>"
+
+
+def test_a_call_without_a_header_is_no_reply_to_a_user() -> None:
+    """DeepSeek-V3's template writes no header before calls of later turns: what it renders there is malformed."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% elif m.role == 'tool' %}<out>"
+        "{{ m.content }}{% else %}{{ '<assistant>' if not m.tool_calls or loop.index0 < 3 }}{{ m.content }}"
+        "{% if m.tool_calls %}[call]{{ m.tool_calls[0].function.name }}{% endif %}<end>{% endif %}{% endfor %}"
+        "{{ '<assistant>' if add_generation_prompt }}"
+    )
+    chat = Chat(build_tokenizer(template, ("<end>", "<user>", "<assistant>", "[call]", "<out>")), {})
+    call = message("assistant", "", tool_calls=[CALL])
+    talk = [message("user", "hi"), call, message("tool", "found"), message("assistant", "Done."),
+            message("user", "again"), call]  # fmt: skip
+    assert chat.text(chat.reply(talk, 1).ids) == "[call]search<end>"
+    with pytest.raises(ChatError, match="continue"):
+        chat.reply(talk, 5)
+
+
+def test_a_question_that_is_asked_again_is_another_one() -> None:
+    """Here prompts end with an empty thought, as Nemotron's without thinking do, and the second reply has one."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{{ '<think>' + "
+        "m.reasoning_content + '</think>' if m.reasoning_content else '<think></think>' }}{% endif %}{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n<think></think>' if add_generation_prompt }}"
+    )
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})
+    talk = [message("user", "Go on."), message("assistant", "One."), message("user", "Go on."),
+            message("assistant", "Two.", reasoning="Hm.")]  # fmt: skip
+    assert chat.text(chat.reply(talk, 1).ids) == "One.<|im_end|>"
+    with pytest.raises(ChatError, match="continue"):
+        chat.reply(talk, 3)
 
 
 @pytest.mark.parametrize("text", [None, "I search."])
@@ -212,6 +241,8 @@ def test_thinking_is_found_under_each_of_its_names(key: str) -> None:
     reply = chat.reply([message("user", "hi"), message("assistant", "Yes", reasoning="Short.")], 1)
     assert chat.text(reply.ids) == "Short.<|im_end|><|im_start|>Yes<|im_end|>"
     assert all(reply.mask)
+    repeated = chat.reply([message("user", "hi"), message("assistant", "4", reasoning="2 + 2 = 4.")], 1)
+    assert chat.text(repeated.ids) == "2 + 2 = 4.<|im_end|><|im_start|>4<|im_end|>"
 
 
 def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from opdkit.model.memory import is_out_of_memory
-from opdkit.model.rounding import HALF_ROUNDING, ROUNDING, measure_differences
+from opdkit.model.rounding import HALF_ROUNDING, ROUNDING, find_compute_dtype, measure_differences
 from opdkit.model.sampling.samples import Sampling, SamplingRule
 from opdkit.model.scoring import PromptResponse, score
 
@@ -28,7 +28,7 @@ def find_sampling_problem(
     The mean difference of each sample from its scores may be `limit` nats; by default what the dtype rounds.
     """
     if limit is None:
-        limit = _ROUNDING if model.dtype in ROUNDING else HALF_ROUNDING
+        limit = _ROUNDING if find_compute_dtype(model) in ROUNDING else HALF_ROUNDING
     samplings = [[Sampling(torch.zeros(0)) for _ in range(count)] for count in counts]
     rows = [(prompt, one) for prompt, group in zip(prompts, samplings, strict=True) for one in group]
     try:

@@ -16,7 +16,6 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -65,13 +64,18 @@ def sample_shared(
 def check_shared_cache(model: Any) -> bool:
     """Check once per model that samples with a shared cache have the log-probs of scoring. Return the result.
 
-    Made-up prompts that begin alike are sampled from. Warns if the check fails.
+    Made-up prompts that begin alike are sampled from. Warns if the check fails. Out of memory is raised.
     """
     state = find_state(model)
     if state.shares_cache is None:
         a, b, c, _ = make_up_tokens(model, 16)
-        sample = partial(sample_shared, model, batch_tokens=10_000)
-        problem, _ = find_sampling_problem(model, [a + b, a + c[:9]], [2, 1], sample)
+
+        def sample(prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule) -> None:
+            for batch in plan_batches(prompts, list(map(len, samplings)), rule.max_new_tokens, 10_000):
+                _run_batch(model, prompts, samplings, rule, batch)
+
+        with grouped_heads(model):
+            problem, _ = find_sampling_problem(model, [a + b, a + c[:9]], [2, 1], sample)
         state.shares_cache = not problem
         if problem:
             name = model.name_or_path or type(model).__name__
