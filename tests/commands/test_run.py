@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from opdkit.cli import app
 from opdkit.commands import forecast
 from opdkit.commands.calibrate import command as calibrate
-from opdkit.commands.run import add_set_forms
+from opdkit.commands.run import add_set_forms, check_place
 from opdkit.commands.show import command as show
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.extract import ExtractConfig
@@ -133,6 +133,16 @@ def test_a_stage_names_the_next_command_and_within_run_none_does(tmp_path: Path)
     done = CliRunner().invoke(app, ["run", str(tmp_path / "b"), str(log), *options])
     assert "extract:" in done.stderr
     assert "Next: `opdkit judge" not in done.stderr
+
+
+def test_a_damaged_later_stage_is_no_error_of_this_one(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", "b", "w"))
+    (tmp_path / "a" / "judge").mkdir(parents=True)
+    (tmp_path / "a" / "judge" / "manifest.json").write_text("{")
+    done = CliRunner().invoke(app, ["extract", str(tmp_path / "a"), str(log)])
+    assert done.exit_code == 0
+    assert "extract:" in done.stderr
+    check_place("judge", JudgeConfig(run=tmp_path / "a", judge="local", judge_model=str(MODEL), overwrite=True))
 
 
 @pytest.mark.parametrize("judge", ["rules", "endpoint"])

@@ -84,6 +84,19 @@ def test_the_next_command_is_named_unless_a_part_is_running(run: Path, capsys: p
     assert last_line(night).startswith("Next")
     (run.parent / "ledger.sqlite").touch()  # `opdkit night` continues a night
     assert not last_line(night).startswith("Next")
+    assert last_line().startswith("Next")  # the run is no night, though it lies beside them
+    shutil.rmtree(run / "slurm")
+    (run / "extract" / "sessions" / "part-00002.parquet").unlink()
+    assert last_line().startswith(f"Next: run `opdkit extract {run} ...` again as before: ")
+
+
+def test_after_an_error_no_next_command_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OpdkitError), failures.record_failure("judge", JudgeConfig(run=run, judge="rules")):
+        raise OpdkitError("no disk space left; judge again with --overwrite")
+    status.run(StatusConfig(run=run))
+    out = capsys.readouterr().out
+    assert "no disk space left" in out
+    assert "Next" not in out
 
 
 @pytest.mark.parametrize("columns", [None, "80"])

@@ -81,9 +81,9 @@ def test_messages_may_be_json_text_as_in_a_column_of_a_table(tmp_path):
     for fields, row in (('messages = "m"', {"m": text}), ('prompt = "q"\nreply = "a"', {"q": text, "a": "b"})):
         (told,) = read(tmp_path, fields, row)
         assert said(told)[:2] == [("user", "u"), ("assistant", "a")]
-    for words in ('["u"]', '[{"id": 1}]', "[u]"):  # what a person pasted
-        (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"', {"q": words, "a": "a"})
-        assert said(told) == [("user", words), ("assistant", "a")]
+    for words in ('["u"]', '[{"id": 1}]', "[u]", '[{"role": "CEO", "name": "Ann"}]'):  # what a person pasted
+        (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"', {"q": words, "a": words})
+        assert said(told) == [("user", words), ("assistant", words)]
 
 
 PAIRS = 'prompt = "question"\nreply = "answer"\nnext = "feedback.text"\nsystem = "instructions"\nfinish_reason = "why"'

@@ -24,6 +24,7 @@ from opdkit.judge import stage as judge
 from opdkit.judge.outcomes import find_outcomes
 from opdkit.judge.votes import Reward
 from opdkit.store.reading import read_all
+from opdkit.store.run_stage import find_next_step
 from opdkit.teacher import stage as teacher
 
 TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")
@@ -130,15 +131,16 @@ def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatc
     assert [len(row["reward_votes"]) for row in read_all(extracted, "verdicts")].count(0) == 4
 
 
-@pytest.mark.parametrize(("answer", "then"), [("hm", "judge again with --overwrite"), (r"\boxed{1}", "")])
+@pytest.mark.parametrize(
+    ("answer", "then"), [("hm", "again as before, with --overwrite"), (r"\boxed{1}", "opdkit teacher")]
+)
 def test_after_votes_that_failed_the_next_step_is_the_judge_again(extracted: Path, monkeypatch, answer, then) -> None:
     """The log gives rewards, so the stage succeeds, but without any hint."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(lambda body, number: completion(answer)) as server:
-        summary = judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", judge_model="judge-model",
-                                        judge_url=server.url, good=GOOD, bad=BAD))  # fmt: skip
-    assert then in summary.next
-    assert bool(then) == bool(summary.next)
+        judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", judge_model="judge-model",
+                              judge_url=server.url, good=GOOD, bad=BAD))  # fmt: skip
+    assert then in find_next_step(extracted)
 
 
 def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:

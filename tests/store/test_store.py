@@ -17,6 +17,7 @@ from runs import talk, write_extract
 from opdkit import __version__
 from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import plans
 from opdkit.store.atomic import move_into_place
 from opdkit.store.counters import Counters, Summary, mostly_dropped, read_counters
 from opdkit.store.digests import digest_file, read_digests
@@ -161,6 +162,15 @@ def test_a_folder_of_somebody_else_is_no_stage(tmp_path, name, overwrite):
     own.unlink()
     own.parent.rmdir()
     fill(opened(tmp_path, overwrite=overwrite))
+
+
+def test_shards_that_begin_together_and_disks_are_nobody_else(tmp_path, monkeypatch):
+    """Another shard may write the manifest between the question whether it is there and the look at the folder."""
+    fill(opened(tmp_path))
+    (tmp_path / "extract" / "lost+found").mkdir()
+    monkeypatch.setattr(plans, "has_stage", lambda run, stage: False)
+    plans.check_own_folder(tmp_path, "extract")
+    plans.check_own_folder(tmp_path, "judge")
 
 
 @pytest.mark.parametrize("knob", [1, 2])

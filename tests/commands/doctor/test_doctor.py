@@ -182,6 +182,7 @@ def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
         (QWEN, {"enable_thinking"}),  # sets `content` and `reasoning` in nested conditions
         ("{% if day is not defined %}{% if now %}{% set day = now() %}{% endif %}{% endif %}{{ day }}", {"day", "now"}),
         ("{% set thinking = thinking | default(true) %}{{ thinking }}", {"thinking"}),
+        ("{{ messages | fromjson }}{{ day }}", set()),  # a filter that only the client knows
     ],
 )
 def test_the_arguments_of_a_template_are_names_that_it_does_not_set_itself(template, names):

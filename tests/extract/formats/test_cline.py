@@ -109,7 +109,8 @@ def test_roo_s_summaries_are_no_messages_and_its_reasoning_is_of_the_next_reply(
 
 
 def test_other_messages_are_not_taken_for_a_task():
-    for record in ({"messages": [{"role": "user", "content": "hi"}]}, {"messages": XML, "model": "m"}):
+    app = {"sessionId": "s", "version": "2.1", "updated_at": "t", "model": "m", "messages": XML}
+    for record in ({"messages": [{"role": "user", "content": "hi"}]}, {"messages": XML, "model": "m"}, app):
         assert detect([Line("log", 1, json.dumps(record).encode())]) == "openai"
 
 

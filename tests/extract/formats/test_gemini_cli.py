@@ -94,6 +94,20 @@ def test_a_result_that_is_logged_twice_is_one_message():
     assert session.notes[4].skip_reason == "no reaction but the client's"
 
 
+def test_a_checkpoint_may_use_the_id_of_a_call_again():
+    call = {"role": "model", "parts": [{"functionCall": {"id": "read-1", "name": "read_file", "args": {}}}]}
+    contents = [{"role": "user", "parts": [{"text": "Read."}]}, call, {"role": "user", "parts": RESULT},
+                call, {"role": "user", "parts": RESULT}, {"role": "model", "parts": [{"text": "Done."}]}]  # fmt: skip
+    (session,) = read({"messages": contents})
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+
+
+def test_a_message_of_results_that_were_logged_before_is_no_message():
+    (plain,) = read(HEADER, *CHAT)
+    (session,) = read(HEADER, *CHAT[:3], said(30, "user", RESULT, thoughts=[THOUGHT]), *CHAT[3:])
+    assert session.messages == plain.messages
+
+
 def test_what_the_client_says_is_no_reaction():
     contents = [
         {"role": "user", "parts": [{"text": "This is the Gemini CLI. We are setting up the context for our chat."}]},
