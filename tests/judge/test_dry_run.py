@@ -16,6 +16,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.prompts import judge_messages, write_turn
+from opdkit.model import sampling
 from opdkit.model.load import load_tokenizer
 from opdkit.model.sampling import shared_cache
 from opdkit.model.tree import count_common
@@ -39,7 +40,10 @@ def config(run: Path, model: Path | str | None, **options) -> JudgeConfig:
 
 @contextmanager
 def counted_reading():
-    """Yield a list of the tokens in each forward pass in which a model reads prompts to sample from."""
+    """Yield a list of the tokens in each forward pass in which a model reads prompts to sample from.
+
+    Made-up prompts, which check each model once, are not read here.
+    """
     read_group, fed = shared_cache._read_group, list[int]()
 
     def counted(model, *args):
@@ -49,7 +53,8 @@ def counted_reading():
         with closing(SimpleNamespace(close=hook.remove)):
             return read_group(model, *args)
 
-    with unittest.mock.patch.object(shared_cache, "_read_group", counted):
+    patch = unittest.mock.patch.object
+    with patch(shared_cache, "_read_group", counted), patch(sampling, "check_shared_cache", lambda model: True):
         yield fed
 
 

@@ -17,6 +17,8 @@ from opdkit.judge.local import LocalJudge
 from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.votes import Question
 from opdkit.model.load import load_tokenizer
+from opdkit.model.memory import without_gradients
+from opdkit.model.sampling.shared_cache import check_shared_cache
 from opdkit.model.tree import count_common
 from opdkit.model.tree_reading import check_tree_reading
 from opdkit.store.reading import read_all
@@ -151,7 +153,9 @@ def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_m
     )
     common = write_turn(in_context(talk("Hi", "Hello " * 300, "Use Celsius")), 6000)
     messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
-    assert check_tree_reading(judge.model)  # checked here, so that the check's own passes are not counted
+    with without_gradients(judge.model):  # checked here, so that the checks' own passes are not counted
+        assert check_tree_reading(judge.model)
+        assert check_shared_cache(judge.model)
     read.clear()
     judge.ask([Question("s:1", name, asked) for name, asked in messages.items()])
     hint, reward = (judge.chat.prompt_ids(asked) for asked in messages.values())
