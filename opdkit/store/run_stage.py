@@ -41,20 +41,20 @@ def find_next_step(run: Path) -> str:
         if has_jobs and stage != "eval" and not is_complete(run, stage):
             again = f"`opdkit slurm {quote(run)} ... --submit` again as before"
             return f"Next: its Slurm jobs do the rest; if none is in the queue (`squeue --me`), run {again}."
+        if not has_stage(run, stage):
+            break
         folder = quote(stage_dir(run, stage).parent)
         again = f"Next: run `opdkit {find_command(run, stage)} {folder} ...` again as before"
-        if has_stage(run, stage):
-            if explain_upstream_change(run, stage) or (stage == "train" and is_trained_before(run)):
-                return f"{again}, with --overwrite: what it was computed from has changed."
-            if not is_complete(run, stage) or (stage == "teacher" and find_outdated_targets(run)):
-                is_batch = stage == "judge" and judge_kind(run) == "batch"
-                return f"{again}: it does what is left." if not is_batch else (
-                    f"{again}, with --in ANSWERS instead of --out, once its requests are answered.")  # fmt: skip
+        if explain_upstream_change(run, stage) or (stage == "train" and is_trained_before(run)):
+            return f"{again}, with --overwrite: what it was computed from has changed."
+        if not is_complete(run, stage) or (stage == "teacher" and find_outdated_targets(run)):
+            if stage == "judge" and judge_kind(run) == "batch":
+                return f"{again}, with --in ANSWERS instead of --out, once its requests are answered."
+            return f"{again}: it does what is left."
+        if stage == "judge":
             counters = summary_of(run, stage).counters
             if 2 * counters.total("failed votes") > counters.total("votes"):
                 return f"{again}, with --overwrite, and with another judge or other options: most of its votes failed."
-        else:
-            break
     else:
         return ""
     if stage == "extract":
