@@ -300,7 +300,7 @@ def test_in_a_narrow_window_a_decision_leaves_the_panel_on_the_screen(
 ) -> None:
     watched = opened(server.address, width=640, height=450)
     begin(watched)
-    watched.page.evaluate("byId('panel').scrollIntoView({block: 'center'})")
+    watched.page.evaluate("byId('panel').scrollIntoView({block: 'center', behavior: 'instant'})")
     for _ in range(8):
         watched.page.locator("#panel button", has_text="Accept").dispatch_event("click")
         settled(watched)
