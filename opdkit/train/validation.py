@@ -40,7 +40,8 @@ from opdkit.train.validation_turns import CHECKS, COST
 TOP = 20  # the KL at a position is over the student's TOP most likely tokens and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats per reply, per token: the larger caps a reply's KL, so that no outlier decides
 CHANGED = 1.0  # nats per reply: above it, a reply to a prompt without a hint is compared again, with other turns' hints
-FIRST_HINTS = 3  # number of hints to try first for such a reply; the others follow if its KL stays above CHANGED
+# Hints to try on such a reply: the commonest alone, then two more, then the rest, while its KL stays above CHANGED.
+HINTS_IN_TURN = (slice(1), slice(1, 3), slice(3, None))
 LOST = 0.4  # share of the cap: a reply to a prompt without a hint is lost if its KL is above
 FEW = 5  # with at least this many prompts without a hint, a single lost reply counts as chance
 
@@ -146,7 +147,7 @@ class Validation:
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
         kls, read = self._compare([ComparedReply(reply, self.teacher if p.hinted else self.base, p.compared_ids)
                                    for p, reply in answered])  # fmt: skip
-        for hints in (slice(FIRST_HINTS), slice(FIRST_HINTS, None)):
+        for hints in HINTS_IN_TURN:
             changed = [i for i, (prompt, _) in enumerate(answered) if not prompt.hinted and kls[i] > CHANGED]
             again = [(i, ids) for i in changed for ids in answered[i][0].other_hint_ids[hints]]
             kls_again, more = self._compare([ComparedReply(answered[i][1], self.teacher, ids) for i, ids in again])

@@ -37,7 +37,15 @@ from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_turns
 from opdkit.train.training_set import load_training_set
-from opdkit.train.validation import CAP, CAP_PER_TOKEN, LOST, Validation, ValidationPrompt, choose_validation_steps
+from opdkit.train.validation import (
+    CAP,
+    CAP_PER_TOKEN,
+    CHANGED,
+    LOST,
+    Validation,
+    ValidationPrompt,
+    choose_validation_steps,
+)
 from opdkit.train.validation_models import fit_prompts, open_validation
 from opdkit.train.validation_turns import (
     COST,
@@ -276,6 +284,26 @@ def test_one_lost_prompt_of_five_or_more_is_chance(lost: int, kept: int, share: 
     results = [{"hinted": False, "lost": n < lost, **facts} for n in range(kept)]
     hinted = {"hinted": True, "lost": True, **facts}
     assert validating._row([hinted, *results], tokens=9, step=3)["forgotten"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("explains", "tried"), [(0, 1), (1, 3), (2, 3), (3, 5), (None, 5)])
+def test_hints_are_tried_until_one_explains_a_reply(validation, plain_model_dir, monkeypatch, explains, tried) -> None:
+    """The KL after the hint `explains` is CHANGED, after the others 2.0; the reply itself has one of 3.0."""
+    before, _ = before_and_after(plain_model_dir, 0.0)
+    prompt = next(p for p in validation.prompts if not p.hinted)
+    hints = [[n] for n in range(5)]
+    prompt = replace(prompt, other_hint_ids=hints)
+    asked: list[list[int]] = []
+
+    def compare(_: Validation, replies: list) -> tuple[list[float], int]:
+        asked.extend(each.prompt_ids for each in replies)
+        kls = {tuple(ids): CHANGED if n == explains else 2.0 for n, ids in enumerate(hints)}
+        return [kls.get(tuple(each.prompt_ids), 3.0) for each in replies], 0
+
+    monkeypatch.setattr(Validation, "_compare", compare)
+    results, _ = validation._measure_once(before, [prompt], 0)
+    assert asked == [prompt.prompt_ids, *hints[:tried]]
+    assert results[prompt]["kl"] == (2.0 if explains is None else CHANGED)
 
 
 def test_a_prompt_is_lost_where_two_replies_to_it_are(validation, plain_model_dir, monkeypatch) -> None:
