@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .families import IN_FLOAT64, ROUNDED
 from .pairs import RESULTS, Comparison, load
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -152,11 +153,16 @@ def _families(found: JSON) -> str:
         cells.append(str(1 + machines.index(str(some.facts.get("measured on", here)))))
         rows.append(f"| {' | '.join(cells)} |")
     facts, pairs = comparisons[0].facts, {len(c.ratios) for c in comparisons}
+    exact = [f"{c.facts[IN_FLOAT64]} for {c.name.rpartition(', ')[0]}" for c in comparisons if IN_FLOAT64 in c.facts]
+    rounded = (
+        f" Differences of gradients above {ROUNDED:g} are rounding: in float64, {', '.join(exact)}." if exact else ""
+    )
     note = (
         f"In brackets the lowest and the highest of {min(pairs)} pairs. The session has {facts['turns']} turns, "
         f"{facts['turns with a hint']} of them with a hint. Tokens: those that opdkit reads, of those of the usual way "
-        f"({comparisons[0].usual}). The differences are those of float32 between both ways. For the head sizes of "
-        "DeepSeek-V3, torch has no fast attention on a CPU: opdkit pads its values, the usual way does not. Machines, "
+        f"({comparisons[0].usual}). The differences are those of float32 between both ways.{rounded} For the "
+        "head sizes of DeepSeek-V3, torch has no fast attention on a CPU: opdkit pads its values, the usual way does "
+        "not. Machines, "
         f"with {facts['threads']} thread: "
         + "; ".join(f"{n}: {machine}" for n, machine in enumerate(machines, start=1))
         + "."

@@ -28,6 +28,7 @@ from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
 from .sessions import evenly_spaced, length, taubench
 
 BUDGET = TrainConfig.micro_batch_tokens
+APART = "difference of the gradients, relative"  # name of a fact
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> C
         "turns": len(step.turns),
         "tokens read, usual": sum(map(len, step.turns)),
         "tokens read, ours": plan(policy, step)[1],
-        "difference of the gradients, relative": f"{apart:.1g}",
+        APART: f"{apart:.1g}",
         "weights": weights(policy.model),  # type: ignore[arg-type]
         "threads": torch.get_num_threads(),
     } | facts
