@@ -21,7 +21,7 @@ from opdkit.store.tables import VERDICTS
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.objective.losses import logprobs_and_entropy
-from opdkit.train.targets import Support, load_prompts, load_turns
+from opdkit.train.targets import Support, load_prompts, load_targets
 
 # Options of a training in which only the objective moves the weights, and every turn is trained on.
 ALONE = {"anchor_weight": 0.0, "step_limit": 0.0, "epsilon": 0.0, "validate": 0}
@@ -137,7 +137,7 @@ def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPa
 
 def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray]]:
     """Return turn_id -> (support with the teacher's log-probs, log-probs of the support's tokens under `model`)."""
-    turns = [t for t in load_turns(run, supports="needed") if t.support and t.support.teacher is not None]
+    turns = [t for t in load_targets(run, supports="needed") if t.support and t.support.teacher is not None]
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     loaded = load_model(str(model), device="cpu", dtype="float32")
     found = {}

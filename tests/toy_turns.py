@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from opdkit.train.objective.terms import Objective
-from opdkit.train.targets import Support, Turn
+from opdkit.train.targets import Reply, Support
 from opdkit.train.training_set import TrainingSet, build_training_set
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
@@ -20,12 +20,12 @@ def toy_turn(
     sampled: Sequence[bool] | None = None,
     behavior: Sequence[float] | None = None,
     support: Support | None = None,
-) -> Turn:
+) -> Reply:
     """Return a turn of the session `name`, or with that turn id; all tokens sampled unless `sampled` says otherwise."""
     old_logprobs, teacher_logprobs, behavior_logprobs = (
         None if values is None else np.asarray(values, np.float32) for values in (old, teacher, behavior)
     )
-    return Turn(
+    return Reply(
         turn_id=name if ":" in name else f"{name}:1",
         written=None,
         prompt_tokens=3,
@@ -42,6 +42,6 @@ def toy_turn(
     )
 
 
-def set_of(*turns: Turn, weights=BOTH, **options) -> TrainingSet:
+def set_of(*turns: Reply, weights=BOTH, **options) -> TrainingSet:
     """Return the training set of these turns under one objective."""
     return build_training_set(turns, [Objective(weights, **options)], len(turns), {})

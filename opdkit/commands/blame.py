@@ -98,16 +98,17 @@ def blame(config: BlameConfig) -> Blame:
     known_prompts = read_evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
     replies = weigh_replies(worse_prompts, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
-    say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(worse_prompts), 'prompt')} that got worse")
-    scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), objectives,
+    taught, worse = counted(len(data.replies), "reply"), counted(len(worse_prompts), "prompt")
+    say(f"what {taught} taught about {worse} that got worse")
+    scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.replies, chat), objectives,
                          trained.micro_batch_tokens)  # fmt: skip
 
     # Sum per turn (which may also have replies that the teacher wrote) and per group.
     targets = read_all(run, "targets", ["turn_id", "hint"])
     hints = {row["turn_id"]: row["hint"] for row in targets if row["hint"] is not None}
     blame_of = Counter[str]()
-    for turn, score in zip(data.turns, scores.tolist(), strict=True):
-        blame_of[turn.turn_id] += score
+    for reply, score in zip(data.replies, scores.tolist(), strict=True):
+        blame_of[reply.turn_id] += score
     rows = [{"turn_id": turn_id, "value": session_groups[session_of(turn_id)], "share": score,
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
     groups, fallen = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]

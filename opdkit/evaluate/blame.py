@@ -140,7 +140,7 @@ def measure_turn_losses(
     policy: Policy, data: TrainingSet, prompts: Prompts, objectives: Sequence[Objective], batch_tokens: int
 ) -> NDArray[np.float64]:
     """Return the loss [T] of each turn, scaled so that the mean over a phase is the loss of one step on all turns."""
-    turns, device = data.turns, next(policy.parameters()).device
+    turns, device = data.replies, next(policy.parameters()).device
     totals = list[dict[str, int]]()
     for phase, objective in enumerate(objectives):
         tokens = collect_tokens([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
@@ -165,9 +165,9 @@ def read_forwards(
     forwards, _ = plan_forwards(sequences, sessions, tokens, 0, 1, packed=policy.packed, chains=policy.chains)
     device = next(policy.parameters()).device
     for trees in progress(forwards, "blame", len(forwards), "forwards"):
-        members = [i for tree in trees for i in tree.turns]
+        members = [i for tree in trees for i in tree.replies]
         width = max(ids[i].shape[1] for i in members)
         ids_NK = torch.cat([pad(ids[i], (0, width - ids[i].shape[1])) for i in members]).to(device)
-        logprobs_NK, _ = policy([[sequences[i] for i in tree.turns] for tree in trees], ids_NK)
+        logprobs_NK, _ = policy([[sequences[i] for i in tree.replies] for tree in trees], ids_NK)
         parts = logprobs_NK.split([len(ids[i]) for i in members])
         yield members, [x_NK[:, : ids[i].shape[1]] for i, x_NK in zip(members, parts, strict=True)]

@@ -44,7 +44,7 @@ from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import conversation_id, is_held_out
 from opdkit.train.model_card import add_scores
-from opdkit.train.targets import load_prompts, load_turns, make_sequence
+from opdkit.train.targets import load_prompts, load_targets, make_sequence
 
 
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
@@ -177,7 +177,7 @@ def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], con
 
 def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     """Return the log-prob scores of logged replies that were judged good (+1) and bad (-1)."""
-    turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
+    turns = [t for t in load_targets(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     which = "; none were held out of training (`opdkit train --holdout`)"
     if share := read_held_out_share(config.run):
         turns, which = [t for t in turns if is_held_out(t.session_id, share)], " in sessions held out of training"

@@ -18,7 +18,7 @@ from opdkit.store.tables import EDIT, WRITTEN_BY
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Reply
 from opdkit.train.training_set import FOR_VALIDATION, SKIPPED, TrainingSet
 from opdkit.train.validation_turns import MOST_SHARE
 
@@ -37,7 +37,7 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         problem = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
         raise NothingLearnedError(f"{problem}. {_choose_remedy(data, terms)}")
     # Without a reward or a hint, only rounding would move the model: the search for a rate would raise the rate for it.
-    is_rewarded = any(turn.shaped_reward or turn.length_penalty for turn in data.turns)
+    is_rewarded = any(reply.shaped_reward or reply.length_penalty for reply in data.replies)
     if not is_rewarded and not (hinted and terms - {"reward"}):
         zero = verb(len(rewards), "is 0", "are 0") if not any(rewards) else "cancel within their groups"
         problem = f"all {counted(len(rewards), 'reward')} {zero}"
@@ -48,7 +48,7 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         warn(f"--warmup-steps {config.warmup_steps} is as long as the training, {counted(len(steps), 'step')}: the "
              "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
-        hints = sum(turn.teacher_logprobs is not None for turn in data.validation)
+        hints = sum(reply.teacher_logprobs is not None for reply in data.validation)
         few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
         say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{few}")
     if config.validate and not data.validation:
@@ -109,57 +109,58 @@ def find_degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     """Return warnings if many replies loop or were cut off, since a reward of +1 would reinforce that."""
     rows = read_all(run, "turns", ["turn_id", "finish_reason"])
     cut_off = {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
+    replies = data.replies
     degenerate = {
-        "end in a loop": [t for t in data.turns if ends_in_loop(t.response_ids[t.sampled])],
-        "were cut off": [t for t in data.turns if t.written is None and t.turn_id in cut_off],
+        "end in a loop": [reply for reply in replies if ends_in_loop(reply.response_ids[reply.sampled])],
+        "were cut off": [reply for reply in replies if reply.written is None and reply.turn_id in cut_off],
     }
     return [
-        f"{len(turns)} of {counted(len(data.turns), 'reply')} {kind}, {sum(t.reward == 1 for t in turns)} of them with "
-        "reward +1, which reinforces them"
-        for kind, turns in degenerate.items()
-        if len(turns) >= MANY * len(data.turns) and turns
+        f"{len(own)} of {counted(len(replies), 'reply')} {kind}, {sum(reply.reward == 1 for reply in own)} of them "
+        "with reward +1, which reinforces them"
+        for kind, own in degenerate.items()
+        if len(own) >= MANY * len(replies) and own
     ]
 
 
 def _read_signal(data: TrainingSet) -> tuple[int, list[int]]:
     """Return the number of replies with a hint, and all rewards."""
-    hinted = sum(turn.teacher_logprobs is not None for turn in data.turns)
-    return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
+    hinted = sum(reply.teacher_logprobs is not None for reply in data.replies)
+    return hinted, [reply.reward for reply in data.replies if reply.reward is not None]
 
 
-def count_written(turns: Sequence[Turn]) -> dict[str, int]:
+def count_written(replies: Sequence[Reply]) -> dict[str, int]:
     """Return the numbers of replies by the teacher and by people (edits); the latter only if there are any."""
-    edited = sum(turn.written == EDIT for turn in turns)
-    counts = zip(WRITTEN_BY, (sum(turn.written is not None for turn in turns) - edited, edited), strict=True)
+    edited = sum(reply.written == EDIT for reply in replies)
+    counts = zip(WRITTEN_BY, (sum(reply.written is not None for reply in replies) - edited, edited), strict=True)
     return {by: n for by, n in counts if n or by == WRITTEN_BY[0]}
 
 
 def describe_signal(data: TrainingSet) -> str:
     """Return the numbers of replies, sessions, hints and rewards as text."""
     hinted, rewards = _read_signal(data)
-    sessions = {logged_session_id(turn.session_id) for turn in data.turns}
-    written = "".join(f"{n:,} {by}, " for by, n in count_written(data.turns).items())
+    sessions = {logged_session_id(reply.session_id) for reply in data.replies}
+    written = "".join(f"{n:,} {by}, " for by, n in count_written(data.replies).items())
     return (
-        f"{counted(len(data.turns), 'reply')} in {counted(len(sessions), 'session')}: {written}{hinted} with a hint; "
+        f"{counted(len(data.replies), 'reply')} in {counted(len(sessions), 'session')}: {written}{hinted} with a hint; "
         f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1"
     )
 
 
 def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
-    kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
+    kinds = Counter((reply.teacher_logprobs is not None, reply.reward is not None) for reply in data.replies)
     rewards = Counter(_read_signal(data)[1])
     lines = [
         ("replies scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
-        ("replies to train on", f"{len(data.turns):,}"),
-        *((f"  {by}", f"{n:,}") for by, n in count_written(data.turns).items()),
+        ("replies to train on", f"{len(data.replies):,}"),
+        *((f"  {by}", f"{n:,}") for by, n in count_written(data.replies).items()),
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone" if "reward" in data.advantages else "  held by the anchor", f"{kinds[False, True]:,}"),
         *((f"  reward {add_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
         *((f"largest {kind}", text) for kind, text in find_largest_shares(data).items()),
-        ("tokens per epoch, with prompts", f"{sum(map(len, data.turns)):,}"),
+        ("tokens per epoch, with prompts", f"{sum(map(len, data.replies)):,}"),
         ("tokens trained per epoch", f"{data.tokens:,}"),
     ]
     for name, values in data.advantages.items():
@@ -175,10 +176,10 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
 def find_largest_shares(data: TrainingSet) -> dict[str, str]:
     """Return, as text, the session and the source (the prefix of its id) with the most replies, and their shares."""
     shares = dict[str, str]()
-    sessions = [logged_session_id(turn.session_id) for turn in data.turns]
+    sessions = [logged_session_id(reply.session_id) for reply in data.replies]
     for kind, names in {"session": sessions, "source": [name.partition(":")[0] for name in sessions]}.items():
         ((name, n),) = Counter(names).most_common(1)
-        written = sum(turn.written is not None for turn, own in zip(data.turns, names, strict=True) if own == name)
+        written = sum(reply.written is not None for reply, own in zip(data.replies, names, strict=True) if own == name)
         replies = f"{counted(n - written, 'logged reply')}, {counted(written, 'written reply')}"
         shares[kind] = f"{name}: {replies}, {n / len(names):.1%}"
     return shares

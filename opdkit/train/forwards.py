@@ -1,4 +1,4 @@
-"""Forwards of an optimizer step, per process: turns with a common prefix are read together, within a token budget.
+"""Forwards of an optimizer step, per process: replies with a common prefix are read together, within a token budget.
 
 Pure functions of token ids. Every process computes the plan of all processes, so that all agree on the number of
 forwards without communication.
@@ -14,9 +14,9 @@ from opdkit.model.tree import count_common
 
 @dataclass(frozen=True)
 class Tree:
-    """Turns that are read together, as indices into the step. `tokens` counts common prefixes once."""
+    """Replies that are read together, as indices into the step. `tokens` counts common prefixes once."""
 
-    turns: tuple[int, ...]
+    replies: tuple[int, ...]
     tokens: int
 
 
@@ -36,13 +36,13 @@ def plan_forwards(
 ) -> tuple[list[Forward], int]:
     """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
-    Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
-    `packed`, the turns of a session share common prefixes, and a forward is one row of trees side by side. With
-    `chains`, turns that continue each other form one tree, each tree is a row, and the budget includes padding. With
-    neither, each turn goes alone. `strict`: see `build_trees`. All processes have equally many forwards, since all must
-    join in the last backward.
+    Reply i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer reply goes alone. With
+    `packed`, the replies of a session share common prefixes, and a forward is one row of trees side by side. With
+    `chains`, replies that continue each other form one tree, each tree is a row, and the budget includes padding. With
+    neither, each reply goes alone. `strict`: see `build_trees`. All processes have equally many forwards, since all
+    must join in the last backward.
     """
-    trees = group_turns(sequences, sessions, budget, packed=packed, chains=chains, strict=strict)
+    trees = group_replies(sequences, sessions, budget, packed=packed, chains=chains, strict=strict)
     budget = budget if packed or chains else 0
     sizes = [tree.tokens for tree in trees]
     group = pack_side_by_side if packed else batch_by_length
@@ -55,11 +55,11 @@ def plan_forwards(
     return forwards + idle, sum(sizes)
 
 
-def group_turns(
+def group_replies(
     sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, packed: bool, chains: bool,
     strict: bool = False,
 ) -> list[Tree]:  # fmt: skip
-    """Group turns into trees. The arguments are those of `plan_forwards`."""
+    """Group replies into trees. The arguments are those of `plan_forwards`."""
     if packed:
         return build_trees(sequences, sessions, budget, strict=strict)
     if chains:
@@ -70,35 +70,35 @@ def group_turns(
 def build_trees(
     sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, strict: bool = False
 ) -> list[Tree]:
-    """Group the turns of each session into trees of at most `budget` tokens, or the length of its longest turn if more.
+    """Group the replies of each session into trees of at most `budget` tokens, or as many as its longest reply has.
 
-    If `strict`, only a single turn may have more than `budget` tokens. Shorter prompts come first, so that most turns
-    begin with the turn before them. A turn counts with the tokens after its common prefix with the turn before it. It
-    may share more with an earlier turn, so `tokens` is an upper bound.
+    If `strict`, only a single reply may have more than `budget` tokens. Shorter prompts come first, so that most
+    sequences begin with the one before them. A sequence counts with the tokens after its common prefix with the one
+    before it. It may share more with an earlier one, so `tokens` is an upper bound.
     """
     members: dict[str, list[int]] = {}
     for i in sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt_ids)):
         members.setdefault(sessions[i], []).append(i)
     trees: list[Tree] = []
-    for turns in members.values():
-        limit = budget if strict else max(budget, *(len(sequences[i]) for i in turns))
-        ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
-        tree = Tree((turns[0],), len(ids[0]))
-        for turn, previous, current in zip(turns[1:], ids, ids[1:], strict=False):
+    for replies in members.values():
+        limit = budget if strict else max(budget, *(len(sequences[i]) for i in replies))
+        ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in replies]
+        tree = Tree((replies[0],), len(ids[0]))
+        for reply, previous, current in zip(replies[1:], ids, ids[1:], strict=False):
             new = len(current) - count_common(previous, current)
             if tree.tokens + new <= limit:
-                tree = Tree((*tree.turns, turn), tree.tokens + new)
+                tree = Tree((*tree.replies, reply), tree.tokens + new)
             else:
                 trees.append(tree)
-                tree = Tree((turn,), len(current))
+                tree = Tree((reply,), len(current))
         trees.append(tree)
     return trees
 
 
 def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -> list[Tree]:
-    """Group the turns of each session into chains, in which each turn begins with all tokens of the turn before it.
+    """Group the replies of each session into chains, in which each sequence begins with all tokens of the one before.
 
-    A chain has as many tokens as its last turn, so it fits where that turn does.
+    A chain has as many tokens as its last sequence, so it fits where that one does.
     """
     chains, ids = dict[str, list[list[int]]](), [s.prompt_ids + s.response_ids for s in sequences]
     for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):

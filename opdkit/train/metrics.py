@@ -8,7 +8,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import add_sign, say, warn
 from opdkit.model.rounding import HALF_ROUNDING
 from opdkit.train.objective.terms import TERMS, Objective
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Reply
 
 ADVANTAGES = ("reward", "teacher", "support")
 # Bounds of `shift`, in nats per token. Below the first, the probability of a token changed by less than 2% on average.
@@ -16,10 +16,12 @@ ADVANTAGES = ("reward", "teacher", "support")
 HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
 
 
-def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
-    """Return the row of a step, without step number and epoch. A mean over no tokens or turns is null, not 0."""
+def make_metrics_row(
+    metrics: Mapping[str, float], objective: Objective, replies: Sequence[Reply], seconds: float
+) -> JSON:
+    """Return the row of a step, without step number and epoch. A mean over no tokens or replies is null, not 0."""
     read = int(metrics["tokens_read"])
-    penalties = [turn.length_penalty for turn in batch if turn.length_penalty is not None]
+    penalties = [reply.length_penalty for reply in replies if reply.length_penalty is not None]
     terms = (*TERMS, "anchor", "kl")
     has_tokens = {name for name in terms if metrics.get(f"{name}_tokens")}
     return {
@@ -34,9 +36,9 @@ def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: 
         "learning_rate": metrics["learning_rate"],
         "step_kl": metrics.get("step_kl"),
         "skipped": not metrics["grad_norm"],
-        "turns": len(batch),
-        "turn_ids": [turn.turn_id for turn in batch],
-        "tokens": sum(len(turn) for turn in batch),
+        "turns": len(replies),
+        "turn_ids": [reply.turn_id for reply in replies],
+        "tokens": sum(map(len, replies)),
         "tokens_read": read,
         "tokens_per_second": read / max(seconds, 1e-9),
         "seconds": seconds,

@@ -23,7 +23,7 @@ from opdkit.model.memory import TooLargeError
 from opdkit.model.scoring import LogprobQuery
 from opdkit.model.tree_reading import logprobs_in_trees
 from opdkit.train.forwards import deal, pack_side_by_side
-from opdkit.train.targets import Prompts, Turn, make_sequence
+from opdkit.train.targets import Prompts, Reply, make_sequence
 
 
 def check_reference(config: TrainConfig, chat: Chat) -> JSON:
@@ -38,41 +38,41 @@ def check_reference(config: TrainConfig, chat: Chat) -> JSON:
     return {"reference": identity}
 
 
-def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Turn]:
-    """Return the turns with their log-probs under `--reference`; unchanged without a reference.
+def add_reference(replies: list[Reply], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Reply]:
+    """Return the replies with their log-probs under `--reference`; unchanged without a reference.
 
-    Each process reads its share of the sessions, with common prefixes once. Raises ConfigError for a turn that exceeds
-    the context of the reference, OpdkitError for a log-prob that is not finite or a turn that does not fit into memory.
+    Each process reads its share of the sessions, with common prefixes once. Raises ConfigError for a reply that exceeds
+    the reference's context, OpdkitError for a log-prob that is not finite or a reply that does not fit into memory.
     """
     if config.reference is None:
-        return turns
+        return replies
     model = load_model(config.reference, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    if (longest := max(map(len, turns))) > (context := context_length(model)):
+    if (longest := max(map(len, replies))) > (context := context_length(model)):
         raise ConfigError(f"--reference was built for at most {context} tokens, and a turn has {longest}: pass another "
                           "one, or leave such turns out with --max-tokens of the teacher stage")  # fmt: skip
     by_session = defaultdict[str, list[int]](list)
-    for i, turn in enumerate(turns):
-        by_session[turn.branch_root].append(i)
+    for i, reply in enumerate(replies):
+        by_session[reply.branch_root].append(i)
     sessions, size = list(by_session.values()), config.micro_batch_tokens
-    # Upper bound of the tokens per session, given that each prompt contains the turns before it.
-    sizes = [max(len(turns[i]) for i in one) + sum(len(turns[i].response_ids) for i in one) for one in sessions]
+    # Upper bound of the tokens per session, given that each prompt contains the replies before it.
+    sizes = [max(len(replies[i]) for i in one) + sum(len(replies[i].response_ids) for i in one) for one in sessions]
     own = deal(sizes, accelerator.num_processes)[accelerator.process_index]
     groups = pack_side_by_side([sizes[k] for k in own], size)
     logprobs, tokens = dict[int, NDArray[np.float32]](), 0
     for group in progress(groups, "reference", len(groups), "batches"):
         members = [i for g in group for i in sessions[own[g]]]
-        queries = [LogprobQuery((make_sequence(turns[i], prompts),)) for i in members]
+        queries = [LogprobQuery((make_sequence(replies[i], prompts),)) for i in members]
         answers, read = logprobs_in_trees(model, queries, size, "reading the reference")
         for k, i in enumerate(members):
             if k not in answers:
-                raise TooLargeError(f"turn {turns[i].turn_id}, under --reference,", "try --dtype bfloat16")
+                raise TooLargeError(f"turn {replies[i].turn_id}, under --reference,", "try --dtype bfloat16")
             logprobs[i] = answers[k].logprobs.numpy()
         tokens += read
     tokens = sum(gather_object([tokens]))
     logprobs = {i: values for share in gather_object([logprobs]) for i, values in share.items()}
-    for i, turn in enumerate(turns):
-        if not np.isfinite(logprobs[i][turn.sampled]).all():
-            raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} a log-prob that "
+    for i, reply in enumerate(replies):
+        if not np.isfinite(logprobs[i][reply.sampled]).all():
+            raise OpdkitError(f"--reference {config.reference} gives a token of turn {reply.turn_id} a log-prob that "
                               "is not finite: try --dtype float32, or pass another one")  # fmt: skip
-    say(f"{config.reference}: read {counted(len(turns), 'reply')}, {counted(tokens, 'token')}, for the KL to it")
-    return [replace(turn, reference_logprobs=logprobs[i]) for i, turn in enumerate(turns)]
+    say(f"{config.reference}: read {counted(len(replies), 'reply')}, {counted(tokens, 'token')}, for the KL to it")
+    return [replace(reply, reference_logprobs=logprobs[i]) for i, reply in enumerate(replies)]

@@ -57,7 +57,7 @@ from opdkit.train.validation import Validation, choose_validation_steps
 from opdkit.train.validation_models import has_room_for_base, open_validation
 from opdkit.train.validation_turns import choose_hints, estimate_tokens_to_train
 
-FEW_TURNS = 10
+FEW_REPLIES = 10
 LINES = 20  # progress lines per training
 CHECKPOINT_SECONDS = 600.0  # longest time between checkpoints, unless --checkpoint-every is 0
 ROLLBACK_RATE = 0.25  # factor on the learning rate after a rollback
@@ -73,17 +73,17 @@ def run(config: TrainConfig) -> Summary:
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, objectives, chat)
-    turns, sessions = data.turns, list_batch_sessions(data.turns, config)
+    replies, sessions = data.replies, list_batch_sessions(data.replies, config)
     # Only validation on prompts with a hint can tell whether another cycle is needed.
-    is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
+    is_measured = any(reply.teacher_logprobs is not None for reply in data.validation)
     cycles = [
         draw_steps(data.phases, data.strengths, sessions, config.batch_turns,
                    range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
         for n in range(MOST_CYCLES if config.epochs is None and is_measured else 1)
     ]  # fmt: skip
     check_signal(data, cycles[0], config, objectives)
-    counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
-    for by, number in count_written(turns).items():
+    counters = Counters(rows_in=data.scored, rows_out=len(replies), dropped=data.dropped)
+    for by, number in count_written(replies).items():
         counters.count(by, number)
     if config.dry_run:
         counters.count("steps", len(cycles[0]))
@@ -102,12 +102,12 @@ def run(config: TrainConfig) -> Summary:
         leave(accelerator)
         return stage.summary()
     with stopping.stop_after_step(), open_part_writer(stage, accelerator) as out:
-        prompts = prompts or load_prompts(config.run, turns, chat)
+        prompts = prompts or load_prompts(config.run, replies, chat)
         training = start_training(config, data, prompts, cycles, chat, accelerator)
         for number, done in iterate_steps(training):
-            metrics = take_step(training, number, done / len(turns))
-            if config.keep_epochs and done % len(turns) == 0:
-                epoch = done // len(turns)
+            metrics = take_step(training, number, done / len(replies))
+            if config.keep_epochs and done % len(replies) == 0:
+                epoch = done // len(replies)
                 epoch_dir = stage.folder / "epochs" / f"{epoch:03d}"
                 save_with_card(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
             if training.validation and number in training.validation_steps:
@@ -121,8 +121,8 @@ def run(config: TrainConfig) -> Summary:
     report_movement(trace_rows(kept, training.rows, training.rollbacks), config.run,
                     validated=training.validation is not None, rolled_back=bool(training.rollbacks))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
-    if len(turns) < FEW_TURNS:
-        warn(f"{counted(len(turns), 'reply')} {verb(len(turns), 'teaches', 'teach')} little: `opdkit report "
+    if len(replies) < FEW_REPLIES:
+        warn(f"{counted(len(replies), 'reply')} {verb(len(replies), 'teaches', 'teach')} little: `opdkit report "
              f"{quote(config.run)}` shows where turns were dropped")  # fmt: skip
     leave(accelerator, training.model)
     return stage.summary()
@@ -138,7 +138,7 @@ def start_training(
 ) -> Training:
     """Load the student, its optimizer and the validation; resume from the newest checkpoint if there is one."""
     folder = checkpoints_dir(config.run)
-    turns = add_reference(data.turns, prompts, config, accelerator)  # before the student takes up memory
+    replies = add_reference(data.replies, prompts, config, accelerator)  # before the student takes up memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)
     model: Any = Policy(student)  # reads a few made-up sequences, which must happen before sharding
@@ -154,10 +154,10 @@ def start_training(
     validation_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
         validation = open_validation(data.validation, chat, config, accelerator,
-                                     hints=choose_hints([*data.turns, *data.validation]),
+                                     hints=choose_hints([*data.replies, *data.validation]),
                                      rows=state["validations"] if state else (),
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
-        tokens, first = estimate_tokens_to_train(turns, data.epochs), 0
+        tokens, first = estimate_tokens_to_train(replies, data.epochs), 0
         for cycle in cycles:
             validation_steps |= {first + n for n in choose_validation_steps(len(cycle), tokens, validation.cost)}
             first += len(cycle)
@@ -173,7 +173,7 @@ def start_training(
         trust.factor = state["factor"]
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # with several processes, it returns a DistributedDataParallel
-    training = Training(config, make_objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
+    training = Training(config, make_objectives(config), replies, prompts, cycles, accelerator, folder, student, model,
                         optimizer, trust, rows, validation, validation_steps,
                         rollbacks=state.get("returns", {}) if state else {})  # fmt: skip
     training.plan_steps()
@@ -183,18 +183,18 @@ def start_training(
 
 
 def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
-    """Yield each remaining step as (its number from 1, the number of turns in all steps up to and including it).
+    """Yield each remaining step as (its number from 1, the number of replies in all steps up to and including it).
 
     The caller may end the training, or add a cycle of steps, after any step.
     """
-    turns = sum(len(step.turns) for step in training.steps[: len(training.rows)])
+    replies = sum(len(step.replies) for step in training.steps[: len(training.rows)])
     while not training.is_ended and len(training.rows) < len(training.steps):
         first, total = len(training.rows) + 1, len(training.steps)
         with tally("train", total, "steps") as advance:
             advance(first - 1)
             for number in range(first, total + 1):
-                turns += len(training.steps[number - 1].turns)
-                yield number, turns
+                replies += len(training.steps[number - 1].replies)
+                yield number, replies
                 if training.is_ended:
                     break
                 advance(1)
@@ -255,11 +255,11 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     start = time.monotonic()
     torch.manual_seed(config.seed + number)  # depends only on the step: a resumed step draws the same numbers
     step = steps[number - 1]
-    batch = [training.turns[i] for i in step.turns]
+    replies = [training.replies[i] for i in step.replies]
     step_in_cycle, cycle_steps = number - training.cycle_start, len(steps) - training.cycle_start
     objective = choose_objective(training.objectives[step.phase], config, step_in_cycle, cycle_steps)
-    metrics = take_optimizer_step(training, batch, objective, find_position(config, step_in_cycle, cycle_steps))
-    row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
+    metrics = take_optimizer_step(training, replies, objective, find_position(config, step_in_cycle, cycle_steps))
+    row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, replies, time.monotonic() - start)
     training.rows.append(row)
     if number == 1 and training.accelerator.is_main_process:
         check_first_step(row)

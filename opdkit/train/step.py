@@ -1,6 +1,6 @@
 """Optimizer step: its gradients, over all forwards and processes, its metrics, and the bound on its size.
 
-Shapes: R response tokens of one turn, N response tokens of several turns, K tokens of a support.
+Shapes: R response tokens of one reply, N response tokens of several replies, K tokens of a support.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.model.windows import depends_on_length
 from opdkit.store import stopping
 from opdkit.train.batches import collect_ids, collect_tokens
-from opdkit.train.forwards import Forward, Tree, group_turns, plan_forwards
+from opdkit.train.forwards import Forward, Tree, group_replies, plan_forwards
 from opdkit.train.objective.losses import divergence
 from opdkit.train.objective.terms import Objective, compute_loss, count_totals, find_trained, make_terms
 from opdkit.train.schedule import Position
 from opdkit.train.sharding import find_trained_parameters, gather, release_weights
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn, make_sequence
+from opdkit.train.targets import Reply, make_sequence
 from opdkit.train.training import Training
 from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, choose_probe, raise_epsilon
 
@@ -38,12 +38,12 @@ STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were ask
 
 @dataclass(frozen=True)
 class Batch:
-    """Turns of a step, also as sequences, with the objective that they train under and its divisors."""
+    """Replies of a step, also as sequences, with the objective that they train under and its divisors."""
 
-    turns: Sequence[Turn]
+    replies: Sequence[Reply]
     sequences: Sequence[PromptResponse]
     objective: Objective
-    totals: Mapping[str, int]  # `count_totals` of all turns
+    totals: Mapping[str, int]  # `count_totals` of all replies
 
 
 class Gradients(NamedTuple):
@@ -51,28 +51,28 @@ class Gradients(NamedTuple):
 
     forwards: list[Forward]
     shares: list[dict[str, Tensor]]  # per forward: its share of the step's loss and metrics
-    logprobs: dict[int, Tensor]  # turn -> [R, 1 + K] before the step
+    logprobs: dict[int, Tensor]  # reply -> [R, 1 + K] before the step
     tokens_read: int  # by all processes
 
 
 def take_optimizer_step(
-    training: Training, turns: Sequence[Turn], objective: Objective, position: Position
+    training: Training, replies: Sequence[Reply], objective: Objective, position: Position
 ) -> dict[str, float]:
-    """Do one step on `turns`; each process reads its share of them. Return the metrics of the whole step.
+    """Do one step on `replies`; each process reads its share of them. Return the metrics of the whole step.
 
-    Raises OpdkitError before the step, with the ids of turns, if the loss or the gradient norm is not finite or a turn
-    does not fit into memory. Raises TooLargeError later if the optimizer's state, or a turn read again, does not fit.
+    Raises OpdkitError before the step, with the ids of turns, if the loss or the gradient norm is not finite or a reply
+    does not fit into memory. Raises TooLargeError later if the optimizer's state, or a reply read again, does not fit.
     """
     config: TrainConfig = training.config
     accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
-    tokens = collect_tokens(turns)
+    tokens = collect_tokens(replies)
     totals = count_totals(make_terms(objective, tokens), tokens, objective.aggregation)
-    batch = Batch(turns, [make_sequence(turn, training.prompts) for turn in turns], objective, totals)
+    batch = Batch(replies, [make_sequence(reply, training.prompts) for reply in replies], objective, totals)
     gradients = compute_gradients(training, batch)
     weights, max_norm = list(find_trained_parameters(model).values()), config.max_grad_norm or math.inf
     grad_norm = gather(accelerator.clip_grad_norm_(weights, max_norm))
     metrics = sum_shares(gradients.shares, accelerator) | {"grad_norm": float(grad_norm)}
-    check_finite(metrics, gradients, turns)
+    check_finite(metrics, gradients, replies)
     raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], max_norm), sum(w.numel() for w in weights))
     rate = position.rate * training.trust.factor
     for parameters in optimizer.param_groups:
@@ -97,15 +97,15 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
 
     If a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as many
     tokens at once in this step and all later ones. So no gradient counts twice, and the sum is the same up to rounding.
-    Raises OpdkitError with the id of a turn that does not fit into memory by itself.
+    Raises OpdkitError with the turn id of a reply that does not fit into memory by itself.
     """
     accelerator, model = training.accelerator, training.model
-    shortest = min(range(len(batch.turns)), key=lambda i: len(batch.turns[i]))
-    idle = [Tree((shortest,), len(batch.turns[shortest]))]  # read by a process that has no turn, with a loss of 0
+    shortest = min(range(len(batch.replies)), key=lambda i: len(batch.replies[i]))
+    idle = [Tree((shortest,), len(batch.replies[shortest]))]  # read by a process that has no reply, with a loss of 0
     budget, policy = find_budget(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
-        forwards, tokens_read = plan_forwards(batch.sequences, [turn.branch_root for turn in batch.turns], size,
+        forwards, tokens_read = plan_forwards(batch.sequences, [reply.branch_root for reply in batch.replies], size,
                                               accelerator.process_index, accelerator.num_processes,
                                               packed=policy.packed, chains=policy.chains,
                                               strict=budget.is_strict)  # fmt: skip
@@ -122,16 +122,16 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
                 break
         if len(shares) == len(forwards):
             return Gradients(forwards, shares, logprobs, tokens_read)
-        lower_budget(training, budget, forwards[len(shares)] or idle, batch.turns, splits=policy.packed)
+        lower_budget(training, budget, forwards[len(shares)] or idle, batch.replies, splits=policy.packed)
 
 
-def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequence[Turn]) -> None:
+def check_finite(metrics: dict[str, float], gradients: Gradients, replies: Sequence[Reply]) -> None:
     """Raise OpdkitError in all processes, with the ids of turns, if the loss or the gradient norm is not finite."""
     if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
         return
-    suspects = [turns[i].turn_id for trees, share in zip(gradients.forwards, gradients.shares, strict=True)
-                if not torch.isfinite(share["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
-    suspects = gather_object(suspects) or [turn.turn_id for turn in turns]
+    suspects = [replies[i].turn_id for trees, share in zip(gradients.forwards, gradients.shares, strict=True)
+                if not torch.isfinite(share["loss"]) for tree in trees for i in tree.replies]  # fmt: skip
+    suspects = gather_object(suspects) or [reply.turn_id for reply in replies]
     raise OpdkitError(
         f"the loss is {metrics['loss']:g} and the gradient norm {metrics['grad_norm']:g}: stopped before the step, "
         f"at turns {', '.join(suspects[:8])}{f' and {len(suspects) - 8} more' if len(suspects) > 8 else ''}. Look "
@@ -142,37 +142,37 @@ def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequenc
 def add_gradients(
     training: Training, batch: Batch, trees: Forward, *, counts: bool
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Add the gradients of one forward. Return (its share of the step's loss and metrics, detached; turn -> log-probs).
+    """Add the gradients of one forward. Return its share of the step's loss and metrics, and reply -> log-probs.
 
-    The log-probs are [R, 1 + K] per turn: the response tokens, then their supports. Without `counts` there are no
-    log-probs, and the share is 0: the process only takes part in the exchange of gradients.
+    Both are detached. The log-probs are [R, 1 + K] per reply: the response tokens, then their supports. Without
+    `counts` there are no log-probs, and the share is 0: the process only takes part in the exchange of gradients.
     """
     device = next(training.model.parameters()).device
-    members = [i for tree in trees for i in tree.turns]
-    turns = [batch.turns[i] for i in members]
-    tokens = collect_tokens(turns).to(device)
+    members = [i for tree in trees for i in tree.replies]
+    replies = [batch.replies[i] for i in members]
+    tokens = collect_tokens(replies).to(device)
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
-    ids_NK = collect_ids(turns, tokens)
+    ids_NK = collect_ids(replies, tokens)
     with autocast(training.config):
-        logprobs_NK, entropy_N = training.model([[batch.sequences[i] for i in tree.turns] for tree in trees], ids_NK)
-    by_turn = logprobs_NK.detach().split([len(turn.response_ids) for turn in turns])
+        logprobs_NK, entropy_N = training.model([[batch.sequences[i] for i in tree.replies] for tree in trees], ids_NK)
+    by_reply = logprobs_NK.detach().split([len(reply.response_ids) for reply in replies])
     terms = make_terms(batch.objective, tokens)
     loss, metrics = compute_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
     metrics["entropy"] = entropy_N[find_trained(terms)].sum() / batch.totals["trained_tokens"]
     # The exchange averages gradients over processes, but the loss is a sum over them.
     (loss * training.accelerator.num_processes).backward()
-    return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
+    return {"loss": loss.detach(), **metrics}, dict(zip(members, by_reply, strict=True)) if counts else {}
 
 
-def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequence[Turn], *, splits: bool) -> None:
+def lower_budget(training: Training, budget: Budget, trees: Forward, replies: Sequence[Reply], *, splits: bool) -> None:
     """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError if that cannot help.
 
-    `splits`: with a lower budget, a tree of several turns is read in parts; otherwise it is a chain, which stays whole.
-    A turn that is too large cannot be left out, since that would change the loss of the step. Several processes cannot
+    `splits`: with a lower budget, a tree of several replies is read in parts; else it is a chain, which stays whole.
+    A reply that is too large cannot be left out, since that would change the loss of the step. Several processes cannot
     retry, since the others already wait to exchange gradients.
     """
-    members, tokens = [turns[i] for tree in trees for i in tree.turns], sum(tree.tokens for tree in trees)
+    members, tokens = [replies[i] for tree in trees for i in tree.replies], sum(tree.tokens for tree in trees)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
     if len(trees) == 1 and (len(members) == 1 or not splits):
         longest = max(members, key=len)
@@ -204,30 +204,30 @@ def bound_step(
 ) -> tuple[BoundedStep, int]:
     """Keep the step just taken within the trust region. Return the bounded step, and the tokens read to measure it.
 
-    `logprobs` are the log-probs [R, 1 + K] before the step of the turns that this process read.
+    `logprobs` are the log-probs [R, 1 + K] before the step of the replies that this process read.
     """
     policy: Any = training.accelerator.unwrap_model(training.model)
-    roots = [turn.branch_root for turn in batch.turns]
-    trees = group_turns(batch.sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
-    probe = choose_probe(batch.turns, sum(tree.tokens for tree in trees))
+    roots = [reply.branch_root for reply in batch.replies]
+    trees = group_replies(batch.sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
+    probe = choose_probe(batch.replies, sum(tree.tokens for tree in trees))
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
-    turns, sequences = [batch.turns[i] for i in probe], [batch.sequences[i] for i in probe]
-    measure = partial(measure_movement, training, turns, sequences, [before[i] for i in probe])
+    replies, sequences = [batch.replies[i] for i in probe], [batch.sequences[i] for i in probe]
+    measure = partial(measure_movement, training, replies, sequences, [before[i] for i in probe])
     bounded = training.trust.bound(position, partial(change_rate, training.optimizer), measure)
     return bounded, bounded.measurements * sum(map(len, sequences))
 
 
 def measure_movement(
-    training: Training, turns: Sequence[Turn], sequences: Sequence[PromptResponse], before: Sequence[Tensor]
+    training: Training, replies: Sequence[Reply], sequences: Sequence[PromptResponse], before: Sequence[Tensor]
 ) -> float:
-    """Return the mean KL(before || now) of the replies of `turns`, over supports and the rest (nats per reply).
+    """Return the mean KL(before || now) of `replies`, over supports and the rest (nats per reply).
 
     The KL of a reply is a sum over positions: in a mean, the many tokens that follow from those before would dominate.
 
-    `before` holds each turn's log-probs [R, 1 + K] before the step: of the response token, then of its support. Without
-    a support, the KL has two bins: the response token and the rest. All processes read the same turns, at most
-    --micro-batch-tokens at once.
+    `before` holds each reply's log-probs [R, 1 + K] before the step: of the response token, then of its support.
+    Without a support, the KL has two bins: the response token and the rest. All processes read the same replies, at
+    most --micro-batch-tokens at once.
     """
     model, config = training.model, training.config
     now: dict[int, Tensor] = {}
@@ -235,19 +235,19 @@ def measure_movement(
     tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
     for attempt in find_budget(model, "training").batches(list(map(len, sequences)), tokens):
         members = sorted(attempt.items)
-        read = [turns[i] for i in members]
+        read = [replies[i] for i in members]
         ids_NK = collect_ids(read, collect_tokens(read)).to(device)
         with attempt, torch.no_grad(), autocast(config):
             read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
-            now |= zip(members, read_NK.cpu().split([len(turns[i].response_ids) for i in members]), strict=True)
+            now |= zip(members, read_NK.cpu().split([len(replies[i].response_ids) for i in members]), strict=True)
         if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded processes cannot retry alone
-            what = f"turn {turns[members[0]].turn_id}, read again after a step,"
+            what = f"turn {replies[members[0]].turn_id}, read again after a step,"
             raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --step-limit 0")
     release_weights(model)
     kl = torch.zeros((), dtype=torch.float64)
     for is_supported, bins in ((True, slice(1, None)), (False, slice(0, 1))):
-        if own := [i for i, turn in enumerate(turns) if (turn.support is not None) == is_supported]:
+        if own := [i for i, reply in enumerate(replies) if (reply.support is not None) == is_supported]:
             # float64, since the terms of a small KL nearly cancel, and the rate is computed from its square root.
             now_NK, then_NK = (torch.cat([x[i][:, bins] for i in own]).double() for x in (now, before))
             kl += divergence(now_NK, then_NK, 0.0).sum()
-    return float(training.accelerator.reduce((kl / len(turns)).to(device, torch.float32), "mean"))
+    return float(training.accelerator.reduce((kl / len(replies)).to(device, torch.float32), "mean"))

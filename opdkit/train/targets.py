@@ -43,8 +43,8 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Row of `targets`: one reply of R tokens. Logged and written replies to a turn share its `turn_id` and prompt."""
+class Reply:
+    """Row of `targets`: a reply of R tokens to train on. Logged and written replies of a turn share id and prompt."""
 
     turn_id: str
     written: int | None  # number of a reply that the teacher sampled, or EDIT; None: the logged reply
@@ -67,33 +67,33 @@ class Turn:
 
     @property
     def is_anchor(self) -> bool:
-        """True if nobody complained (no hint, no negative reward) and the targets store a support for the turn."""
+        """True if nobody complained (no hint, no negative reward) and the targets store a support for the reply."""
         return self.teacher_logprobs is None and (self.reward or 0) >= 0 and self.support is not None
 
     @property
     def session_id(self) -> str:
-        """Session that the turn is in."""
+        """Session that the reply is in."""
         return session_of(self.turn_id)
 
     @property
     def branch_root(self) -> str:
-        """First branch of the turn's conversation, as an id for all of its branches."""
+        """First branch of the reply's conversation, as an id for all of its branches."""
         return first_branch(self.session_id)
 
 
-def make_sequence(turn: Turn, prompts: Prompts) -> PromptResponse:
-    """Return the prompt and the response of a turn."""
-    return PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist())
+def make_sequence(reply: Reply, prompts: Prompts) -> PromptResponse:
+    """Return the prompt and the response of a reply."""
+    return PromptResponse(prompts[reply.turn_id].tolist(), reply.response_ids.tolist())
 
 
-def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> list[Turn]:
+def load_targets(run: Path, limit: int | None = None, supports: str = "none") -> list[Reply]:
     """Return the targets of the run, or of its first `limit` sessions, in order.
 
     `supports`: "none" to skip them, "any" to load the stored ones, or "needed". Raises OpdkitError if review decisions
-    are newer than the targets, or if supports are "needed" and a turn with a hint has none.
+    are newer than the targets, or if supports are "needed" and a reply with a hint has none.
     """
     check_targets_current(run)
-    turns = []
+    replies = []
     for part in range(count_parts(run, "teacher")):
         table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports != "none" else ())])
         count = count_sessions_within(run, part, limit)
@@ -104,18 +104,18 @@ def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> l
         matrices = [_read_matrices(table[name]) if name in table.column_names else repeat(None, len(rows))
                     for name in SUPPORT_COLUMNS]  # fmt: skip
         for row, *support in zip(rows, *matrices, strict=True):
-            turn = _make_turn(row, None if support[0] is None or support[1] is None else Support(*support))
-            if sessions is None or turn.session_id in sessions:
-                turns.append(turn)
-    hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
-    without = sum(turn.support is None or turn.support.teacher is None for turn in hinted)
+            reply = _make_reply(row, None if support[0] is None or support[1] is None else Support(*support))
+            if sessions is None or reply.session_id in sessions:
+                replies.append(reply)
+    hinted = [reply for reply in replies if reply.teacher_logprobs is not None]
+    without = sum(reply.support is None or reply.support.teacher is None for reply in hinted)
     if supports == "needed" and without:
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares student and teacher on: run "
             f"`opdkit teacher {quote(run)} ... --top-k K` again with --overwrite, K = 4 or more"
         )
-    return turns
+    return replies
 
 
 def _read_matrices(column: pa.ChunkedArray) -> Iterator[Any]:
@@ -128,11 +128,11 @@ def _read_matrices(column: pa.ChunkedArray) -> Iterator[Any]:
             yield values.reshape(len(row.values), -1)
 
 
-def _make_turn(row: JSON, support: Support | None) -> Turn:
-    """Return a row of `targets` as a Turn."""
+def _make_reply(row: JSON, support: Support | None) -> Reply:
+    """Return a row of `targets` as a Reply."""
     names = ("old_logprobs", "teacher_logprobs", "behavior_logprobs")
     logprobs: JSON = {name: None if row[name] is None else np.asarray(row[name], np.float32) for name in names}
-    return Turn(
+    return Reply(
         **{name: row[name] for name in ("turn_id", "written", "prompt_tokens", "cut_messages", "reward", "hint")},
         **logprobs,
         reference_logprobs=logprobs["old_logprobs"],
@@ -175,52 +175,52 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     )
 
 
-def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
+def load_prompts(run: Path, replies: Sequence[Reply], chat: Chat) -> Prompts:
     """Return the token ids of the prompt of each turn, by turn_id.
 
     A prompt that begins a later one of its session shares its memory: a long session would hold thousands of copies of
-    its beginning. Raises OpdkitError if a turn has no session, or if a prompt is not as long as in the teacher stage:
+    its beginning. Raises OpdkitError if a reply has no session, or if a prompt is not as long as in the teacher stage:
     training would then read other tokens than those that were scored.
     """
     prompts: dict[str, NDArray[np.int32]] = {}
-    for _, pairs in groupby(pair_with_sessions(run, turns), key=lambda pair: pair[1].session_id):
-        distinct = {turn.turn_id: (session, turn) for session, turn in pairs}  # a written reply has the logged one's
+    for _, pairs in groupby(pair_with_sessions(run, replies), key=lambda pair: pair[1].session_id):
+        distinct = {reply.turn_id: (session, reply) for session, reply in pairs}  # a written reply has the logged one's
         own = {turn_id: _encode_prompt(*pair, chat) for turn_id, pair in distinct.items()}
         longest = np.empty(0, np.int32)
         for turn_id, ids in sorted(own.items(), key=lambda item: len(item[1]), reverse=True):
             if not np.array_equal(longest[: len(ids)], ids):
                 longest = ids
             prompts[turn_id] = longest[: len(ids)]
-    missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
+    missing = next((reply.turn_id for reply in replies if reply.turn_id not in prompts), None)
     if missing is not None:
         raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")
     return prompts
 
 
-def pair_with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn]]:
-    """Yield (session, turn) pairs in the order of the sessions. Turns without a session in the run are left out."""
-    turns_of: dict[str, list[Turn]] = {}
-    for turn in turns:
-        turns_of.setdefault(turn.session_id, []).append(turn)
+def pair_with_sessions(run: Path, replies: Sequence[Reply]) -> Iterator[tuple[JSON, Reply]]:
+    """Yield (session, reply) pairs in the order of the sessions. Replies without a session in the run are left out."""
+    replies_of: dict[str, list[Reply]] = {}
+    for reply in replies:
+        replies_of.setdefault(reply.session_id, []).append(reply)
     for part in range(count_parts(run, "teacher")):
         for session in read_part(run, "sessions", part):
-            for turn in turns_of.get(session["session_id"], ()):
-                yield session, turn
+            for reply in replies_of.get(session["session_id"], ()):
+                yield session, reply
 
 
-def list_prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
-    """Return the messages before the turn, without those that the teacher stage cut."""
-    return drop_first_messages(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
+def list_prompt_messages(session: JSON, reply: Reply) -> list[JSON]:
+    """Return the messages before a reply, without those that the teacher stage cut."""
+    return drop_first_messages(session["messages"][: message_index_of(reply.turn_id)], reply.cut_messages)
 
 
-def _encode_prompt(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
-    """Return the token ids of a turn's prompt. Raises OpdkitError if their number differs from the teacher stage's."""
+def _encode_prompt(session: JSON, reply: Reply, chat: Chat) -> NDArray[np.int32]:
+    """Return the token ids of a reply's prompt. Raises OpdkitError if their number differs from the teacher stage's."""
     try:
-        ids = chat.prompt_ids(list_prompt_messages(session, turn), session["tools"])
-        change = f"has {len(ids)} tokens, but {turn.prompt_tokens} when the teacher stage scored it"
+        ids = chat.prompt_ids(list_prompt_messages(session, reply), session["tools"])
+        change = f"has {len(ids)} tokens, but {reply.prompt_tokens} when the teacher stage scored it"
     except ChatError as error:
         ids, change = [], f"cannot be rendered again ({error.reason})"
-    if len(ids) != turn.prompt_tokens:
-        raise OpdkitError(f"the prompt of turn {turn.turn_id} {change}: the tokenizer or its library has changed; run "
+    if len(ids) != reply.prompt_tokens:
+        raise OpdkitError(f"the prompt of turn {reply.turn_id} {change}: the tokenizer or its library has changed; run "
                           "`opdkit teacher` again with --overwrite")  # fmt: skip
     return np.asarray(ids, np.int32)

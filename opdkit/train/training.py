@@ -14,7 +14,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.train.batches import Step
 from opdkit.train.best_state import needs_another_cycle
 from opdkit.train.objective.terms import Objective
-from opdkit.train.targets import Prompts, Turn
+from opdkit.train.targets import Prompts, Reply
 from opdkit.train.trust_region import TrustRegion
 from opdkit.train.validation import Validation
 
@@ -25,7 +25,7 @@ class Training:
 
     config: TrainConfig
     objectives: Sequence[Objective]  # one for each phase
-    turns: Sequence[Turn]
+    replies: Sequence[Reply]
     prompts: Prompts
     cycles: Sequence[Sequence[Step]]  # steps per cycle of the schedule; later ones only run if much is left to learn
     accelerator: Accelerator

@@ -1,6 +1,6 @@
 """Trust region of a training: how far one optimizer step may move the student's own replies.
 
-The same learning rate moves one model a little and destroys another. So a step is limited by a KL: some turns of the
+The same learning rate moves one model a little and destroys another. So a step is limited by a KL: some replies of the
 step are read again after it, and a step that moved them too far is made smaller, as in TRPO (Schulman et al. 2015),
 which backtracks along one direction until a KL constraint holds. Without a given learning rate, the first step of a
 cycle finds one: the rate that moves the replies by the limit.
@@ -17,16 +17,16 @@ from torch import nn
 from opdkit.config.train import TrainConfig
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.schedule import Position, choose_first_rate
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Reply
 
-PROBE_SHARE = 0.05  # share of a step's tokens that is read again after the step, in whole turns (the probe)
+PROBE_SHARE = 0.05  # share of a step's tokens that is read again after the step, in whole replies (the probe)
 # Cap on the probe where prefixes are not shared, and size of the trees by which `bound_step` counts a step's tokens. It
 # does not depend on --micro-batch-tokens: else the split of a step would decide the probe, and so the learning rate.
 PROBE_TOKENS = 8192
 FIRST_STEPS = 8  # every one of these is measured, in each cycle
 MEASURE_EVERY = 5  # after them: steps 10, 15, and so on
 MAX_RATE_TO_WEIGHTS = 0.01  # largest learning rate, as a share of the root mean square of the weights
-_SLACK = 2.0  # a KL within this factor of the limit is accepted, since it is an estimate from a few turns
+_SLACK = 2.0  # a KL within this factor of the limit is accepted, since it is an estimate from a few replies
 _LEAST = 0.02  # smallest limit of a step, as a share of the limit at the peak of the schedule
 _TRIES = 8  # most rates that are tried for one step
 _MAX_CHANGE = 100.0  # largest factor between the rates of successive tries
@@ -136,16 +136,18 @@ def raise_epsilon(optimizer: torch.optim.Optimizer, share: float, grad_norm: flo
         group["eps"] = max(group["eps"], share * grad_norm / math.sqrt(weights))
 
 
-def choose_probe(batch: Sequence[Turn], step_tokens: int) -> list[int]:
-    """Return the indices of the turns to read again after a step: turns with a hint first, in the order of a hash.
+def choose_probe(replies: Sequence[Reply], step_tokens: int) -> list[int]:
+    """Return the indices of the replies to read again after a step: replies with a hint first, in the order of a hash.
 
-    They hold PROBE_SHARE of the tokens of all turns, up to PROBE_TOKENS, but at least PROBE_SHARE of `step_tokens`, in
-    which common prefixes count once. The cap is needed because each of them is read from its beginning: the turns of a
-    long session, counted in full, can be many times the tokens of the step.
+    They hold PROBE_SHARE of the tokens of all replies, up to PROBE_TOKENS, but at least PROBE_SHARE of `step_tokens`,
+    in which common prefixes count once. The cap is needed because each prompt is read from its beginning: the replies
+    of a long session, counted in full, can be many times the tokens of the step.
     """
-    order = sorted(range(len(batch)), key=lambda i: (batch[i].teacher_logprobs is None, stable_hash(batch[i].turn_id)))
-    wanted = max(PROBE_SHARE * step_tokens, min(PROBE_SHARE * sum(map(len, batch)), PROBE_TOKENS))
+    order = sorted(
+        range(len(replies)), key=lambda i: (replies[i].teacher_logprobs is None, stable_hash(replies[i].turn_id))
+    )
+    wanted = max(PROBE_SHARE * step_tokens, min(PROBE_SHARE * sum(map(len, replies)), PROBE_TOKENS))
     chosen: list[int] = []
-    while sum(len(batch[i]) for i in chosen) < wanted:
+    while sum(len(replies[i]) for i in chosen) < wanted:
         chosen.append(order[len(chosen)])
     return chosen

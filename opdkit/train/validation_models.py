@@ -23,7 +23,7 @@ from opdkit.model.sampling import choose_reply_room
 from opdkit.store.plans import checkpoints_dir, manifest, read_hint_text
 from opdkit.store.template_args import choose_template_args
 from opdkit.train.policy import Policy
-from opdkit.train.targets import Turn, list_prompt_messages, pair_with_sessions
+from opdkit.train.targets import Reply, list_prompt_messages, pair_with_sessions
 from opdkit.train.validation import Validation, ValidationPrompt
 from opdkit.train.validation_turns import estimate_validation_cost
 
@@ -32,7 +32,7 @@ LONGEST = 512  # most tokens of a sampled reply
 
 
 def open_validation(
-    turns: Sequence[Turn],
+    turns: Sequence[Reply],
     chat: Chat,
     config: TrainConfig,
     accelerator: Accelerator,

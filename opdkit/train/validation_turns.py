@@ -13,7 +13,7 @@ from opdkit.config.train import FEWEST
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import answered_turn_id, conversation_id
 from opdkit.train.objective.losses import divergence
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Reply
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ OVERSAMPLE = 8  # candidates drawn per item that is taken; the most different on
 class Pool:
     """Logged turns of one kind (with a hint or without) whose prompts may be used for validation."""
 
-    turns: Sequence[Turn]  # in the order in which they are considered
+    turns: Sequence[Reply]  # in the order in which they are considered
     hinted: bool
     max_turns: int  # most turns to choose
     max_session_turns: float  # most turns in all sessions kept out of training so far, this pool's included
@@ -45,8 +45,8 @@ class Pool:
         return sum(costs) / len(costs)
 
 
-def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
-    """Return the turns on whose prompts to validate: at most `max_prompts` with a hint, and as many without.
+def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> list[Reply]:
+    """Return the logged turns on whose prompts to validate: at most `max_prompts` with a hint, and as many without.
 
     The turns come from sessions that are drawn by a hash of their ids and kept out of training as a whole. The sessions
     have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. Turns
@@ -55,12 +55,12 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     too few turns is left out; if the kind with hints is, the list is empty. CHECKS measurements on the turns cost at
     most COST of the training's tokens, unless FEWEST turns of each kind already cost more.
     """
-    logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
+    logged = [reply for reply in replies if reply.written is None and reply.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.teacher_logprobs is not None)
-    pools = make_pools(turns, logged, max_prompts)
-    tokens = COST * estimate_tokens_to_train(turns, epochs) / (CHECKS + 0.5)
-    chosen: list[Turn] = []
+    pools = make_pools(replies, logged, max_prompts)
+    tokens = COST * estimate_tokens_to_train(replies, epochs) / (CHECKS + 0.5)
+    chosen: list[Reply] = []
     for n, pool in enumerate(pools):  # equally many of both kinds; the second uses the tokens that the first leaves
         share = pool.mean_cost / sum(each.mean_cost for each in pools[n:])
         taken = take_turns(pool, share * tokens, chosen, session_turns, session_hints)
@@ -72,7 +72,7 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     return chosen
 
 
-def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) -> list[Pool]:
+def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: int) -> list[Pool]:
     """Return the pools that can give at least FEWEST turns: turns without a hint, then turns with a hint.
 
     Return no pools if the log has hints, but the pool of turns with a hint cannot give that many.
@@ -85,7 +85,8 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
     max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
     if hinted and max_hinted < FEWEST:
         return []
-    criticised = {conversation_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
+    criticised = {conversation_id(reply.session_id) for reply in replies
+                  if reply.teacher_logprobs is not None or (reply.reward or 0) < 0}  # fmt: skip
     uncriticised = [turn for turn in unhinted if conversation_id(turn.session_id) not in criticised]
     max_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
     hinted_session_turns = unhinted_session_turns = MOST_KEPT_OUT * len(logged)
@@ -111,7 +112,7 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
     return [pool for pool in pools if pool.max_turns >= FEWEST]
 
 
-def measure_hint(turn: Turn) -> float:
+def measure_hint(turn: Reply) -> float:
     """Return how far a turn's hint moves its logged reply: KL(student || teacher) over the support (nats).
 
     Without a support, return the difference of the log-probs of the logged tokens instead.
@@ -124,24 +125,24 @@ def measure_hint(turn: Turn) -> float:
     return float(divergence(old, teacher, 1.0).sum())
 
 
-def draw_turns(turns: Iterable[Turn], *, first_of_all: bool) -> list[Turn]:
+def draw_turns(turns: Iterable[Reply], *, first_of_all: bool) -> list[Reply]:
     """Return the turns by session, in the order of a hash; with `first_of_all`, round-robin over the sessions."""
-    by_session = defaultdict[str, list[Turn]](list)
+    by_session = defaultdict[str, list[Reply]](list)
     for turn in turns:
         by_session[conversation_id(turn.session_id)].append(turn)
     drawn = [by_session[name] for name in sorted(by_session, key=lambda name: stable_hash(f"validation:{name}"))]
-    columns: Iterable[Iterable[Turn | None]] = zip_longest(*drawn) if first_of_all else drawn
+    columns: Iterable[Iterable[Reply | None]] = zip_longest(*drawn) if first_of_all else drawn
     return [turn for column in columns for turn in column if turn is not None]
 
 
 def take_turns(
-    pool: Pool, tokens: float, chosen: Sequence[Turn], session_turns: Counter[str], session_hints: Counter[str]
-) -> list[Turn]:
+    pool: Pool, tokens: float, chosen: Sequence[Reply], session_turns: Counter[str], session_hints: Counter[str]
+) -> list[Reply]:
     """Return the turns to take from a pool, in addition to those already `chosen` from another pool.
 
     Take at least FEWEST if the limits on sessions allow it, and more only as far as `tokens` pay for them.
     """
-    taken: list[Turn] = []
+    taken: list[Reply] = []
     # Varied replies cover more kinds than a plain draw, and any kind can be forgotten, not only the frequent ones. With
     # a hint, there are fewer candidates: the most unusual of many replies would say little about the others.
     for turn in order_by_variety(pool.turns, pool.oversampled, lambda turn: turn.response_ids.tolist()):
@@ -174,21 +175,21 @@ def measure_overlap(pieces: Set[Any], others: Set[Any]) -> float:
     return len(pieces & others) / len(pieces | others)
 
 
-def estimate_validation_cost(turn: Turn) -> int:
+def estimate_validation_cost(turn: Reply) -> int:
     """Return the tokens of validating on a turn: the student processes prompt and reply, then so does another model."""
     return 2 * len(turn)
 
 
-def estimate_tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
-    """Estimate the tokens that a training reads, given that turns of a session share almost all of their prompts."""
+def estimate_tokens_to_train(replies: Sequence[Reply], epochs: int) -> int:
+    """Estimate the tokens that a training reads, given that replies of a session share almost all of their prompts."""
     longest: dict[str, int] = {}
-    for turn in turns:
-        longest[turn.session_id] = max(longest.get(turn.session_id, 0), len(turn))
-    return epochs * (sum(longest.values()) + sum(len(turn.response_ids) for turn in turns) // 2)
+    for reply in replies:
+        longest[reply.session_id] = max(longest.get(reply.session_id, 0), len(reply))
+    return epochs * (sum(longest.values()) + sum(len(reply.response_ids) for reply in replies) // 2)
 
 
-def choose_hints(turns: Sequence[Turn]) -> list[str]:
+def choose_hints(replies: Sequence[Reply]) -> list[str]:
     """Return at most HINTS hints: those whose words differ most among the HINTS * OVERSAMPLE most frequent ones."""
-    counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
+    counts = Counter(reply.hint for reply in replies if reply.hint and reply.written is None)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return list(order_by_variety(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]

@@ -64,7 +64,7 @@ def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:
     """Yield the loss of each forward pass, as `opdkit train` computes it."""
     model: Any = policy.model
     for trees in plan(policy, step)[0]:
-        read = [[step.turns[i] for i in tree.turns] for tree in trees]
+        read = [[step.turns[i] for i in tree.replies] for tree in trees]
         ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids], device=model.device)
         logprobs_NK, _ = policy(read, ids_N1)
         replies = logprobs_NK[:, 0].split([len(turn.response_ids) for tree in read for turn in tree])

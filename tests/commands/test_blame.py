@@ -40,7 +40,7 @@ from opdkit.evaluate.blame import WorsePrompt
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all, read_arrow, summary_of
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 
 SESSIONS, USERS = 6, ("ann|b", "cy*")
 
@@ -63,7 +63,7 @@ def test_it_adds_up(made) -> None:
     assert all(row["after"] < row["before"] and row["domain"] in answer.sentence for row in answer.domains)
     assert answer.by == "metadata.user_id"
     assert {row["value"] for row in answer.groups} == set(USERS)
-    trained = load_turns(made)
+    trained = load_targets(made)
     assert {row["turn_id"] for row in answer.turns} == {turn.turn_id for turn in trained}
     assert [row["turns"] for row in answer.groups] == [6, 6]
     assert [row["sessions"] for row in answer.groups] == [3, 3]

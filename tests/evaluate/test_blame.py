@@ -100,7 +100,7 @@ def test_blame_is_the_product_of_gradients(model, world) -> None:
     weights = choose_weights(model)
     g = torch.autograd.grad(lost_behaviour(model, lost), weights)
     expected = []
-    for turn in data.turns:
+    for turn in data.replies:
         loss = -turn.reward * logprobs(model, PromptResponse(prompts[turn.turn_id].tolist(),
                                                              turn.response_ids.tolist())).sum() / 3  # fmt: skip
         expected.append(-sum(float((a * b).sum()) for a, b in zip(g, torch.autograd.grad(loss, weights), strict=True)))
@@ -122,7 +122,7 @@ def test_blame_ranks_turns_as_trainings_without_them_do(model, world) -> None:
         optimizer = torch.optim.SGD(choose_weights(student), lr=0.02)
         for _ in range(10):
             optimizer.zero_grad()
-            for n, turn in enumerate(data.turns):
+            for n, turn in enumerate(data.replies):
                 if n != left_out:
                     sequence = PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist())
                     (-turn.reward * (logprobs(student, sequence) - torch.from_numpy(turn.old_logprobs)).exp().sum()
@@ -148,7 +148,7 @@ def test_the_loss_of_a_turn_at_the_old_policy_is_minus_its_reward(model, world) 
     """Every ratio is 1 there, so the loss of turn i is -A_i."""
     data, prompts, _ = world
     losses = measure_turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
-    assert losses == pytest.approx([-turn.reward for turn in data.turns], abs=1e-5)
+    assert losses == pytest.approx([-turn.reward for turn in data.replies], abs=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "turn-mean"])
@@ -170,9 +170,9 @@ def test_losses_sum_to_that_of_a_step_where_hints_are_rare(model, objective: str
     losses = measure_turn_losses(Policy(model), data, prompts, objectives, 64)
     for phase, each in enumerate(objectives):
         members = [i for i, p in enumerate(data.phases) if p == phase]
-        tokens = collect_tokens([data.turns[i] for i in members])
+        tokens = collect_tokens([data.replies[i] for i in members])
         of_turn = {turn.turn_id: x_N for turn, x_N in zip(turns, now, strict=True)}
-        now_N = torch.cat([of_turn[data.turns[i].turn_id] for i in members])
+        now_N = torch.cat([of_turn[data.replies[i].turn_id] for i in members])
         terms = make_terms(each, tokens)
         whole, _ = compute_loss(now_N, torch.zeros(len(now_N), 0), tokens, terms,
                              count_totals(terms, tokens, aggregation), each)  # fmt: skip

@@ -20,7 +20,7 @@ from opdkit.rollout import stage as rollout
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.objective.advantages import behavior_weights
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")
 
@@ -146,7 +146,7 @@ def test_groups_share_their_prompt(config, student) -> None:
     rollout.run(config(samples=3))
     run = config().run
     scored(run, student)
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(student)), {}))
     groups = {prompts[t.turn_id].tobytes() for t in turns}
     assert len(groups) == 6

@@ -20,7 +20,7 @@ from opdkit.rollout import stage as rollout_stage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 from opdkit.train.training_set import shape_rewards
 
 KEY = "sk-a-key-that-no-file-may-hold"
@@ -114,7 +114,7 @@ def test_groups_train_as_groups(config, student) -> None:
     scored(run, student)
     options = {"objective": "binary", "group_normalise": "all", "batch_turns": 8, "learning_rate": 1e-3}
     to_train = TrainConfig(run=run, model=str(student), device="cpu", **options)
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(student)), {}))
     advantages = [t.shaped_reward for t in shape_rewards(turns, to_train, prompts)]
     mixed = 0

@@ -14,7 +14,7 @@ from opdkit.model.load import load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 COMMON = ["red blue", "green green", "blue red", "red red"]
 ENDS = [["white", "black", "thanks!"], ["black white", "white", "That's wrong."], ["green", "red", "thanks!"]]
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 def nodes(run: Path, model: Path, *, of_all: bool) -> int:
     """Return the number of distinct prefixes of prompts with their replies, per conversation or over all (`of_all`)."""
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     beginnings = set()
     for turn in turns:

@@ -24,7 +24,7 @@ from opdkit.teacher.edits import ODDS, apply_edit
 from opdkit.teacher.examples import Example
 from opdkit.teacher.scores import ReplyReadings, Scores, SupportLogprobs
 from opdkit.train.data_summary import count_written
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 
 LOGGED, EDITED = "Take the train at noon.", "Take the bus at noon."
 
@@ -102,7 +102,7 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
                 assert logprobs[list(ids).index(own)] == pytest.approx(known, abs=5e-3), "half precision"
     assert (logged["reward"], edit["reward"], edit["behavior_logprobs"]) == (-1, None, None)
     assert not [finding for finding in examine(run).findings if finding.table == "targets"]
-    assert count_written(load_turns(run)) == {"written by the teacher": 1, "edited by people": 1}
+    assert count_written(load_targets(run)) == {"written by the teacher": 1, "edited by people": 1}
 
 
 @pytest.mark.parametrize("block", ["", "<think>\n\n</think>\n\n"])

@@ -21,7 +21,7 @@ from opdkit.store.reading import read_all
 from opdkit.teacher import samples
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 
 OPTIONS = {"teacher_samples": 2, "max_new_tokens": 12, "top_k": 3}
 
@@ -159,7 +159,7 @@ def test_training_takes_both_and_reads_them_together(tmp_path, plain_model_dir):
     options = {"objective": "distill", "epochs": 1}
     summary = train.run(train_config(run, plain_model_dir, **options))
     before = train.run(train_config(plain_run, plain_model_dir, **options))
-    written = [t for t in load_turns(run) if t.written is not None]
+    written = [t for t in load_targets(run) if t.written is not None]
     assert summary.counters.rows_out == before.counters.rows_out + len(written)
     rows = list(read_all(run, "metrics"))
     assert sum(r["turns"] for r in rows) == summary.counters.rows_out

@@ -20,8 +20,8 @@ def steps_of(
 
 def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
     steps = steps_of(10, 3)
-    assert [len(s.turns) for s in steps] == [4, 4, 2] * 3
-    epochs = [[i for s in steps[n : n + 3] for i in s.turns] for n in (0, 3, 6)]
+    assert [len(s.replies) for s in steps] == [4, 4, 2] * 3
+    epochs = [[i for s in steps[n : n + 3] for i in s.replies] for n in (0, 3, 6)]
     assert all(sorted(e) == list(range(10)) for e in epochs)
     assert epochs[0] != epochs[1] != list(range(10))
     assert steps == steps_of(10, 3)
@@ -41,10 +41,10 @@ def test_the_steps_of_an_epoch_are_counted_in_whole_sessions() -> None:
 
 def test_turns_may_come_from_easy_to_hard() -> None:
     strengths = [0.3, 0.1, 0.2, 0.0, 0.5, 0.4]
-    easy = [i for s in steps_of(6, strengths=strengths, order="easy-first") for i in s.turns]
+    easy = [i for s in steps_of(6, strengths=strengths, order="easy-first") for i in s.replies]
     assert easy == [3, 1, 2, 0, 5, 4]
-    assert [i for s in steps_of(6, strengths=strengths, order="hard-first") for i in s.turns] == easy[::-1]
-    equal = [[i for s in steps_of(6, seed=seed, order="easy-first") for i in s.turns] for seed in (1, 2)]
+    assert [i for s in steps_of(6, strengths=strengths, order="hard-first") for i in s.replies] == easy[::-1]
+    equal = [[i for s in steps_of(6, seed=seed, order="easy-first") for i in s.replies] for seed in (1, 2)]
     assert equal[0] != equal[1], "the seed decides between equals"
 
 
@@ -53,8 +53,8 @@ def test_the_first_step_has_an_advantage_where_any_has() -> None:
     strengths = [0.0] * 39 + [0.7]
     for order in ("random", "easy-first"):
         steps = steps_of(40, 2, strengths=strengths, order=order)
-        assert 39 in steps[0].turns
-        assert Counter(i for s in steps for i in s.turns) == dict.fromkeys(range(40), 2)
+        assert 39 in steps[0].replies
+        assert Counter(i for s in steps for i in s.replies) == dict.fromkeys(range(40), 2)
     assert steps_of(40)[1:] == steps_of(40, strengths=[1.0] * 40)[1:], "else the order is as drawn"
 
 
@@ -62,9 +62,9 @@ def test_steps_of_two_phases_take_turns() -> None:
     phases = [0] * 9 + [1] * 5
     steps = steps_of(14, 2, phases=phases)
     assert [s.phase for s in steps] == [0, 1, 0, 1, 0] * 2
-    assert all({phases[i] for i in s.turns} == {s.phase} for s in steps)
-    assert sorted(i for s in steps[:5] for i in s.turns) == list(range(14))
-    assert steps_of(5, phases=[1] * 5)[0] == Step(1, steps_of(5)[0].turns), "a phase without turns is passed over"
+    assert all({phases[i] for i in s.replies} == {s.phase} for s in steps)
+    assert sorted(i for s in steps[:5] for i in s.replies) == list(range(14))
+    assert steps_of(5, phases=[1] * 5)[0] == Step(1, steps_of(5)[0].replies), "a phase without turns is passed over"
 
 
 def test_a_step_takes_whole_sessions_until_it_has_enough() -> None:
@@ -72,21 +72,21 @@ def test_a_step_takes_whole_sessions_until_it_has_enough() -> None:
     steps = steps_of(12, 3, sessions=sessions)
     of = {name: [i for i, s in enumerate(sessions) if s == name] for name in "abcd"}
     for step in steps:
-        names = list(dict.fromkeys(sessions[i] for i in step.turns))
-        assert step.turns == [i for name in names for i in of[name]], "whole, and in order"
-        assert len(step.turns) - len(of[names[-1]]) < 4, "the one before would have been enough"
-    assert Counter(i for s in steps for i in s.turns) == dict.fromkeys(range(12), 3)
+        names = list(dict.fromkeys(sessions[i] for i in step.replies))
+        assert step.replies == [i for name in names for i in of[name]], "whole, and in order"
+        assert len(step.replies) - len(of[names[-1]]) < 4, "the one before would have been enough"
+    assert Counter(i for s in steps for i in s.replies) == dict.fromkeys(range(12), 3)
     assert steps == steps_of(12, 3, sessions=sessions)
     assert steps != steps_of(12, 3, sessions=sessions, seed=2)
 
 
 def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
     sessions, strengths = ["a", "a", "b", "b", "c", "c"], [0.9, 0.0, 0.5, 0.5, 0.0, 0.2]
-    easy = [i for s in steps_of(6, sessions=sessions, strengths=strengths, order="easy-first") for i in s.turns]
+    easy = [i for s in steps_of(6, sessions=sessions, strengths=strengths, order="easy-first") for i in s.replies]
     assert easy == [4, 5, 0, 1, 2, 3]
     steps = steps_of(6, sessions=sessions, phases=[0, 1, 0, 1, 0, 1])
     assert [s.phase for s in steps] == [0, 1]
-    assert sorted(steps[0].turns) == [0, 2, 4]
+    assert sorted(steps[0].replies) == [0, 2, 4]
 
 
 def test_what_a_turn_does_not_have_is_nan() -> None:

@@ -33,7 +33,7 @@ from opdkit.train.data_summary import (
     find_weak_signal,
 )
 from opdkit.train.objective.terms import Objective
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 from opdkit.train.training_set import FOR_VALIDATION
 
 # -- strength of the signal -----------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_the_prompts_of_the_validation_are_counted(run, plain_model_dir, capsys,
 
 
 def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_dir) -> None:
-    data = replace(set_of(toy_turn("a", reward=1)), turns=[], dropped=Counter({FOR_VALIDATION: 5}))
+    data = replace(set_of(toy_turn("a", reward=1)), replies=[], dropped=Counter({FOR_VALIDATION: 5}))
     with pytest.raises(NothingLearnedError, match="--validate 0"):
         check_signal(data, [], train_config(run, plain_model_dir, objective="binary"), [Objective({"reward": 1.0})])
 
@@ -126,7 +126,7 @@ def test_replies_without_an_anchor_are_said(run, plain_model_dir, capsys, option
     capsys.readouterr()
     train.run(train_config(run, plain_model_dir, objective="opd", anchor_weight=0.1, dry_run=True))
     assert ("no anchor" in capsys.readouterr().err) == is_said
-    assert is_said != any(turn.is_anchor for turn in load_turns(run, supports="any"))
+    assert is_said != any(turn.is_anchor for turn in load_targets(run, supports="any"))
 
 
 @pytest.mark.parametrize("validate", [1, 2])
@@ -198,10 +198,10 @@ def test_degenerate_replies_are_counted(tmp_path, plain_model_dir) -> None:
     said = [Said("red " * 60, 1), Said("blue", 1), Said("old", -1), Said("new", -1)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [s]) for n, s in enumerate(said)],
                     turns={"t2:1": {"finish_reason": "length"}})  # fmt: skip
-    found = find_degenerate_replies(set_of(*load_turns(run)), run)
+    found = find_degenerate_replies(set_of(*load_targets(run)), run)
     assert any("1 of 4 replies end in a loop, 1 of them with reward +1" in text for text in found)
     assert any("1 of 4 replies were cut off, 0 of them with reward +1" in text for text in found)
-    assert find_degenerate_replies(set_of(*load_turns(run)[1:2]), run) == []
+    assert find_degenerate_replies(set_of(*load_targets(run)[1:2]), run) == []
 
 
 # -- --dry-run ------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="combine", epochs=3, holdout=0.3))
     rows = list(read_all(run, "metrics"))
-    trained = [t for t in load_turns(run) if not is_held_out(t.session_id, 0.3)]
+    trained = [t for t in load_targets(run) if not is_held_out(t.session_id, 0.3)]
     assert int(told["replies to train on"]) == len(trained) == summary.counters.rows_out
     assert int(told["dropped: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
     assert (told["epochs"], rows[-1]["epoch"]) == ("3", 3.0)
@@ -233,7 +233,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
 def test_a_dry_run_without_rewards_counts_what_the_anchor_holds(run, plain_model_dir, capsys) -> None:
     train.run(train_config(run, plain_model_dir, objective="opd", anchor_weight=0.1, dry_run=True))
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
-    held = [t for t in load_turns(run, supports="any") if t.is_anchor]
+    held = [t for t in load_targets(run, supports="any") if t.is_anchor]
     assert int(told["held by the anchor"]) == len(held) > 0
     assert "reward alone" not in told
 
@@ -255,7 +255,7 @@ def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
 
 def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) -> None:
     config = train_config(run, plain_model_dir, dry_run=True, max_turns_per_session=1)
-    sessions = {t.session_id for t in load_turns(run)}
+    sessions = {t.session_id for t in load_targets(run)}
     summary = train.run(config)
     shown = capsys.readouterr()
     assert summary.counters.rows_out <= len(sessions)

@@ -22,7 +22,7 @@ def turns_of(drawn) -> tuple[list[PromptResponse], list[str]]:
 
 def nodes(sequences, tree: Tree) -> int:
     return plan_passes(
-        [sequences[i].prompt_ids + sequences[i].response_ids for i in tree.turns], pack_tokens=1 << 20
+        [sequences[i].prompt_ids + sequences[i].response_ids for i in tree.replies], pack_tokens=1 << 20
     ).tokens
 
 
@@ -38,11 +38,11 @@ def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() 
     replies = [[10 + n] * 5 for n in range(6)]
     sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
     assert [t.tokens for t in build_trees(sequences, ["s"] * 6, 35)] == [35]
-    assert [t.turns for t in build_trees(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
+    assert [t.replies for t in build_trees(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
     alone = build_trees(sequences, ["s"] * 6, 20, strict=True)
-    assert [t.turns for t in alone] == [(0, 1, 2), (3,), (4,), (5,)], "beyond the budget, each turn is alone"
+    assert [t.replies for t in alone] == [(0, 1, 2), (3,), (4,), (5,)], "beyond the budget, each turn is alone"
     apart = [PromptResponse([n] * 5, [n]) for n in range(6)]
-    assert [t.turns for t in build_trees(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
+    assert [t.replies for t in build_trees(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_turns_that_continue_each_other_are_a_chain() -> None:
@@ -59,11 +59,11 @@ def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, bu
     sequences, sessions = turns_of(drawn)
     shares = [plan_forwards(sequences, sessions, budget, p, processes, **way) for p in range(processes)]
     forwards = [forward for forwards_of_process, _ in shares for forward in forwards_of_process]
-    read = Counter(i for forward in forwards for tree in forward for i in tree.turns)
+    read = Counter(i for forward in forwards for tree in forward for i in tree.replies)
     assert read == dict.fromkeys(range(len(sequences)), 1)
     assert len({len(forwards_of_process) for forwards_of_process, _ in shares}) == 1
     for forward in forwards:
-        assert all(len({sessions[i] for i in tree.turns}) == 1 for tree in forward)
+        assert all(len({sessions[i] for i in tree.replies}) == 1 for tree in forward)
         assert all(nodes(sequences, tree) <= tree.tokens for tree in forward)
         sizes = [tree.tokens for tree in forward]
         held = sum(sizes) if way["packed"] else len(sizes) * max(sizes, default=0)

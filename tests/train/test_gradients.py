@@ -78,9 +78,9 @@ def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
     forwards, tokens_read = plan_forwards(turns, sessions, 4096, 0, 1, packed=policy.packed)
     found: dict[int, torch.Tensor] = {}
     for trees in forwards:
-        order = [i for tree in trees for i in tree.turns]
+        order = [i for tree in trees for i in tree.replies]
         ids_N1 = torch.tensor([[t] for i in order for t in turns[i].response_ids])
-        logprobs_NK, _ = policy([[turns[i] for i in tree.turns] for tree in trees], ids_N1)
+        logprobs_NK, _ = policy([[turns[i] for i in tree.replies] for tree in trees], ids_N1)
         parts = logprobs_NK[:, 0].split([len(turns[i].response_ids) for i in order])
         found |= zip(order, parts, strict=True)
     assert tokens_read < 0.9 * sum(map(len, turns))

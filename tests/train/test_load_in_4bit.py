@@ -26,7 +26,7 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.student import load_student
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 from opdkit.train.trust_region import make_trust_region
 
 peft = pytest.importorskip("peft")
@@ -167,7 +167,7 @@ def test_the_student_is_the_model_that_was_scored(run, quantized_run, plain_mode
         train.run(train_config(quantized_run, plain_model_dir, lora_rank=4))
     assert not (run / "train").exists()
     assert manifest(quantized_run, "teacher")["plan"]["config"]["load_in_4bit"] is True
-    pairs = zip(load_turns(run), load_turns(quantized_run), strict=True)
+    pairs = zip(load_targets(run), load_targets(quantized_run), strict=True)
     assert max(float(abs(a.old_logprobs - b.old_logprobs).max()) for a, b in pairs) > 0.01
     with pytest.raises(ConfigError, match="--load-in-4bit"):
         pipeline.run(RunConfig(run=run / "new", logs=("none",), model="none", judge="rules",

@@ -69,7 +69,7 @@ def test_turns_that_fit_by_themselves_are_read_so(run, tmp_path, plain_model_dir
     forward, refused = step.add_gradients, list[int]()
 
     def one_fits(training, batch, trees, **options):
-        turns = [i for tree in trees for i in tree.turns]
+        turns = [i for tree in trees for i in tree.replies]
         if len(turns) > 1:
             refused.append(len(turns))
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")

@@ -18,7 +18,7 @@ from opdkit.model.load import load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.advantages import support_advantages
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 from opdkit.train.training_set import shape_rewards
 
 
@@ -51,7 +51,7 @@ def test_distill_lowers_the_divergence(run, plain_model_dir, alpha: float) -> No
 def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
     train.run(train_config(run, plain_model_dir, objective="hybrid", negative_below=1.0, batch_turns=100))
     (row,) = read_all(run, "metrics")
-    turns = load_turns(run)
+    turns = load_targets(run)
     assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None)
     assert row["support_tokens"] == sum(t.sampled.sum() for t in turns if t.teacher_logprobs is not None)
     assert row["loss"] == pytest.approx(row["reward_loss"] + row["support_loss"], abs=1e-6)
@@ -61,7 +61,7 @@ def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
 def test_the_default_is_a_divergence_and_a_little_reward(run, plain_model_dir) -> None:
     train.run(train_config(run, plain_model_dir, objective=TrainConfig.objective, batch_turns=100))
     (row,) = read_all(run, "metrics")
-    turns = load_turns(run)
+    turns = load_targets(run)
     sure = sum((t.sampled & (np.exp(t.old_logprobs) >= 0.95)).sum() for t in turns if t.reward == -1)
     assert row["divergence_tokens"] == sum(t.sampled.sum() for t in turns if t.teacher_logprobs is not None)
     assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None) - sure
@@ -74,8 +74,8 @@ def test_alternate_takes_turns(run, plain_model_dir) -> None:
     rows = list(read_all(run, "metrics"))
     kinds = ["teacher" if r["teacher_tokens"] else "reward" for r in rows]
     assert not any(r["teacher_tokens"] and r["reward_tokens"] for r in rows)
-    hinted = [t for t in load_turns(run) if t.teacher_logprobs is not None]
-    plain = [t for t in load_turns(run) if t.teacher_logprobs is None and t.reward is not None]
+    hinted = [t for t in load_targets(run) if t.teacher_logprobs is not None]
+    plain = [t for t in load_targets(run) if t.teacher_logprobs is None and t.reward is not None]
     steps = {"teacher": -(-len(hinted) // 2), "reward": -(-len(plain) // 2)}
     assert Counter(kinds) == {kind: 2 * n for kind, n in steps.items()}
     assert kinds[: 2 * min(steps.values())] == ["reward", "teacher"] * min(steps.values())
@@ -146,7 +146,7 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
         Toy("b", [Said("old", -1)])
     ]
     run = write_run(tmp_path / "run", plain_model_dir, toys)
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(plain_model_dir)), {}))
     none = train_config(run, plain_model_dir, group_normalise="all", group_scale="none")
     assert [t.shaped_reward for t in shape_rewards(turns, none, prompts)] == [0.75, -1.25, 0.75, -0.25, 0]

@@ -24,7 +24,7 @@ from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import reference as reference_module
 from opdkit.train import stage as train
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def reference(tmp_path_factory, plain_tokenizer) -> Path:
 
 def differences(run: Path, model: Path, reference: Path) -> np.ndarray:
     """Return log p(token) - log p_ref(token) of every trained token of `opd`, from plain forwards of both models."""
-    turns = [turn for turn in load_turns(run) if turn.teacher_logprobs is not None]
+    turns = [turn for turn in load_targets(run) if turn.teacher_logprobs is not None]
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     found = []
     for turn in turns:

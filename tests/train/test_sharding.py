@@ -23,7 +23,7 @@ from opdkit.store import stopping
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.forwards import plan_forwards
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 OPTIONS = {"objective": "opd", "batch_turns": 6, "micro_batch_tokens": 96, "epochs": 8, "learning_rate": 2e-3,
            "kl_coef": 0.1, "device": "cpu"}  # fmt: skip
@@ -55,7 +55,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
     """Return the distinct pairs, over all steps, of the two processes' numbers of non-empty forwards."""
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     by_id, found = {turn.turn_id: turn for turn in turns}, set()
     for row in read_all(run, "metrics"):
@@ -126,7 +126,7 @@ def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_mo
     train.run(train_config(one, plain_model_dir, **options))
     flags = [x for k, v in (ALONE | options).items() for x in (f"--{k.replace('_', '-')}", str(v))]
     finish(ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said"))
-    rewards = {turn.turn_id: abs(turn.reward or 0) for turn in load_turns(one)}
+    rewards = {turn.turn_id: abs(turn.reward or 0) for turn in load_targets(one)}
     rows = list(read_all(two, "metrics"))
     kinds = [sum(rewards[i] for i in row["turn_ids"]) for row in rows]
     assert set(kinds) == {0, 1, 2}, "not every kind of step was there"

@@ -34,7 +34,7 @@ from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import training_set
 from opdkit.train.student import load_student
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 EVERYTHING = {"objective": "hybrid", "teacher_weight": 1.0, "divergence_weight": 0.5, "kl_coef": 0.1,
               "aggregation": "turn-mean"}  # fmt: skip
@@ -50,7 +50,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
     """Return turn id -> (turn, change of each token's log-prob from model `before` to model `after`)."""
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(before)), {}))
     sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
     values = [
@@ -101,7 +101,7 @@ def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
     """The log-probs of the first step are the teacher stage's: ratio 1, KL 0, nothing clipped."""
     train.run(train_config(run, plain_model_dir, batch_turns=100))
     (row,) = read_all(run, "metrics")
-    hinted = [t for t in load_turns(run) if t.teacher_logprobs is not None]
+    hinted = [t for t in load_targets(run) if t.teacher_logprobs is not None]
     advantages = np.concatenate([(t.teacher_logprobs - t.old_logprobs)[t.sampled].clip(-1, 1) for t in hinted])
     assert row["teacher_tokens"] == len(advantages)
     assert row["teacher_advantage"] == pytest.approx(advantages.mean(), abs=1e-6)
@@ -155,7 +155,7 @@ def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, 
     options = {"objective": "binary", "batch_turns": 1, "weight_decay": 0.1, "epochs": 2, "learning_rate": 1e-4}
     summary = train.run(train_config(run, plain_model_dir, **options))
     rows = list(read_all(run, "metrics"))
-    reward = {t.turn_id: t.reward for t in load_turns(run)}
+    reward = {t.turn_id: t.reward for t in load_targets(run)}
     assert [row["skipped"] for row in rows] == [not reward[row["turn_ids"][0]] for row in rows]
     assert [row["grad_norm"] == 0 for row in rows] == [row["skipped"] for row in rows]
     same = [all(map(torch.equal, before, after)) for before, after in pairwise(kept)]
@@ -172,7 +172,7 @@ def test_the_length_penalty_is_in_the_metrics(run, tmp_path, plain_model_dir, mo
     monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))
     options = {"objective": "binary", "overlong_max": 12, "overlong_cache": 8, "overlong_shape": "quadratic"}
     train.run(train_config(run, plain_model_dir, **options))
-    sizes = {t.turn_id: int(t.sampled.sum()) for t in load_turns(run) if t.reward is not None}
+    sizes = {t.turn_id: int(t.sampled.sum()) for t in load_targets(run) if t.reward is not None}
     rows = list(read_all(run, "metrics"))
     for row in rows:
         used = [min(max((sizes[i] - 4) / 8, 0), 1) for i in row["turn_ids"]]
@@ -546,8 +546,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
     """Training takes exactly the tokens that were scored, and fails if the prompt renders differently."""
-    monkeypatch.setattr(training_set, "load_turns", lambda *a, **b: [
-        dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
+    monkeypatch.setattr(training_set, "load_targets", lambda *a, **b: [
+        dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_targets(*a, **b)])  # fmt: skip
     with pytest.raises(OpdkitError, match=r"turn toy-.*--overwrite"):
         train.run(train_config(run, plain_model_dir))
 
@@ -562,7 +562,7 @@ def test_the_prompts_of_a_session_share_their_memory(tmp_path, plain_model_dir, 
     for beginning, memories in (("", 1), ("{{ messages | length }}", 6)):
         chat.tokenizer.chat_template = beginning + chat.tokenizer.chat_template
         expected = {f"a:{n}": encode(toy.messages()[:n]) for n in places}
-        turns = [dataclasses.replace(t, prompt_tokens=len(expected[t.turn_id])) for t in load_turns(run)]
+        turns = [dataclasses.replace(t, prompt_tokens=len(expected[t.turn_id])) for t in load_targets(run)]
         prompts = load_prompts(run, turns, chat)
         assert {turn_id: ids.tolist() for turn_id, ids in prompts.items()} == expected
         assert len({ids.__array_interface__["data"] for ids in prompts.values()}) == memories
@@ -578,4 +578,4 @@ def test_a_prompt_that_no_longer_renders_says_what_to_do(run, plain_model_dir) -
     chat = Chat(load_tokenizer(str(plain_model_dir)), {})
     chat.tokenizer.chat_template = "{{ raise_exception('no such role') }}"
     with pytest.raises(OpdkitError, match=r"turn toy-.*no such role.*--overwrite"):
-        load_prompts(run, load_turns(run), chat)
+        load_prompts(run, load_targets(run), chat)

@@ -15,13 +15,13 @@ from opdkit.model.load import load_tokenizer
 from opdkit.store.turn_ids import is_held_out
 from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.schedule import make_objectives
-from opdkit.train.targets import Support, Turn
+from opdkit.train.targets import Reply, Support
 from opdkit.train.training_set import (
     OVER_LIMIT,
     build_training_set,
     limit_turns_per_session,
     load_training_set,
-    select_turns,
+    select_replies,
     shape_rewards,
 )
 
@@ -38,12 +38,12 @@ def test_a_turn_that_cannot_train_says_why() -> None:
         toy_turn("a:9", teacher=(-1, -1), sampled=(False, False)),
         toy_turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
     ]
-    kept, dropped = select_turns(turns, ("teacher",), 0.0)
+    kept, dropped = select_replies(turns, ("teacher",), 0.0)
     assert [t.turn_id for t in kept] == ["a:1", "a:7"]
     assert dropped == {"no hint": 1, "log-prob not finite": 2, "nothing sampled": 1}
-    assert select_turns(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
-    assert select_turns([toy_turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
-    assert select_turns([toy_turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
+    assert select_replies(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
+    assert select_replies([toy_turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
+    assert select_replies([toy_turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
 
 
 def test_what_nobody_complained_of_stands_beside_hints_with_the_anchor() -> None:
@@ -55,11 +55,11 @@ def test_what_nobody_complained_of_stands_beside_hints_with_the_anchor() -> None
         toy_turn("neutral", reward=0, support=support), toy_turn("blamed", reward=-1, support=support),
         toy_turn("bare", reward=1),
     ]  # fmt: skip
-    kept, dropped = select_turns(turns, ("teacher",), 0.0, anchored=True)
+    kept, dropped = select_replies(turns, ("teacher",), 0.0, anchored=True)
     assert ([t.session_id for t in kept], dropped) == (["hinted", "praised", "neutral"], {"no hint": 2})
-    assert select_turns(turns[1:], ("teacher",), 0.0, anchored=True) == ([], {"no hint": 4})
+    assert select_replies(turns[1:], ("teacher",), 0.0, anchored=True) == ([], {"no hint": 4})
     data = build_training_set(kept, [Objective({"teacher": 1.0}, anchor_weight=0.1)], 5, dropped)
-    assert (data.turns, data.strengths, data.tokens) == (kept, [0.5, 0, 0], 6)
+    assert (data.replies, data.strengths, data.tokens) == (kept, [0.5, 0, 0], 6)
     assert list(data.advantages) == ["teacher"]
 
 
@@ -74,7 +74,7 @@ def test_sessions_are_held_out_by_their_name_alone(share: float) -> None:
 # -- no session decides alone ---------------------------------------------------------------------------------------
 
 
-def of_session(session: str, *indices: int, written: int | None = None) -> list[Turn]:
+def of_session(session: str, *indices: int, written: int | None = None) -> list[Reply]:
     return [replace(toy_turn("x", reward=1), turn_id=f"{session}:{index}", written=written) for index in indices]
 
 
@@ -147,9 +147,9 @@ def test_a_turn_without_a_token_left_is_left_out() -> None:
     """A reply of two tokens has none left after --skip-first 2, but its reward still trains."""
     some = toy_turn("short", teacher=(0, 0)), toy_turn("rewarded", teacher=(0, 0), reward=1)
     data = set_of(*some, skip_first=2)
-    assert [t.turn_id for t in data.turns] == ["rewarded:1"]
+    assert [t.turn_id for t in data.replies] == ["rewarded:1"]
     assert data.dropped == {"every token skipped": 1}
-    assert set_of(toy_turn("same", teacher=(-1, -2)), min_advantage=0.1).turns == []
+    assert set_of(toy_turn("same", teacher=(-1, -2)), min_advantage=0.1).replies == []
 
 
 def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
@@ -157,7 +157,7 @@ def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
     data = build_training_set(
         [toy_turn("a", reward=1), toy_turn("b", teacher=(-1, -1), reward=1), toy_turn("c", reward=0)], objectives, 3, {}
     )
-    assert {t.turn_id: phase for t, phase in zip(data.turns, data.phases, strict=True)} == {
+    assert {t.turn_id: phase for t, phase in zip(data.replies, data.phases, strict=True)} == {
         "a:1": 0,
         "c:1": 0,
         "b:1": 1,
@@ -200,7 +200,7 @@ def test_only_sessions_that_pass_the_filter_train(
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(6), metadata=metadata)
     config = train_config(run, plain_model_dir, filter=conditions, objective="combine")
     data, _ = load_training_set(config, make_objectives(config), Chat(load_tokenizer(str(plain_model_dir)), {}))
-    assert {turn.session_id for turn in data.turns} == {f"toy-{n}" for n in left}
+    assert {turn.session_id for turn in data.replies} == {f"toy-{n}" for n in left}
     assert (data.scored, data.dropped) == (12, reasons)
 
 

@@ -22,7 +22,7 @@ from opdkit.train import step as optimizer_steps
 from opdkit.train import training_set, trust_region
 from opdkit.train.policy import Policy
 from opdkit.train.schedule import Position, find_position
-from opdkit.train.targets import Turn, load_turns
+from opdkit.train.targets import Reply, load_targets
 from opdkit.train.training import Training
 from opdkit.train.trust_region import (
     FIRST_STEPS,
@@ -190,7 +190,7 @@ def test_epsilon_is_a_share_of_the_largest_gradient() -> None:
 
 
 def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
-    turns = load_turns(run)
+    turns = load_targets(run)
     read = sum(map(len, turns))
     probe = choose_probe(turns, read)
     tokens = [len(turns[i]) for i in probe]
@@ -275,8 +275,8 @@ def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp
     """The KL of a single step is that of two models on disk, over the support and the rest."""
     train.run(train_config(run, plain_model_dir, learning_rate=1e-3, batch_turns=100, objective="distill", **REGION))
     (row,) = read_all(run, "metrics")
-    by_id = {t.turn_id: t for t in load_turns(run)}
-    batch: list[Turn] = [by_id[i] for i in row["turn_ids"]]
+    by_id = {t.turn_id: t for t in load_targets(run)}
+    batch: list[Reply] = [by_id[i] for i in row["turn_ids"]]
     probe = [batch[i] for i in choose_probe(batch, 0)]
     before, after = (read_supports(run, model) for model in (plain_model_dir, run / "train/model"))
     kls = []
@@ -290,7 +290,7 @@ def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, p
     """Other turns of the step have a support, as with --top-k-of teacher."""
     single, measure = [], optimizer_steps.measure_movement
 
-    def watched(training: Training, turns: Sequence[Turn], *rest: Sequence[Any]) -> float:
+    def watched(training: Training, turns: Sequence[Reply], *rest: Sequence[Any]) -> float:
         single.extend(measure(training, *([one] for one in each)) for each in zip(turns, *rest, strict=True))
         kl = measure(training, turns, *rest)
         assert kl == pytest.approx(np.mean(single[-len(turns) :]), rel=1e-5)
@@ -299,8 +299,8 @@ def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, p
 
     monkeypatch.setattr(trust_region, "PROBE_SHARE", 1.0)  # all turns
     monkeypatch.setattr(optimizer_steps, "measure_movement", watched)
-    monkeypatch.setattr(training_set, "load_turns", lambda *rest: [
-        turn if turn.teacher_logprobs is not None else replace(turn, support=None) for turn in load_turns(*rest)
+    monkeypatch.setattr(training_set, "load_targets", lambda *rest: [
+        turn if turn.teacher_logprobs is not None else replace(turn, support=None) for turn in load_targets(*rest)
     ])  # fmt: skip
     train.run(train_config(run, plain_model_dir, learning_rate=1e-3, batch_turns=100, objective="blend", **REGION))
     assert min(single) > 0

@@ -35,7 +35,7 @@ from opdkit.train import validation_models as models
 from opdkit.train.best_state import find_best
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import load_targets
 from opdkit.train.training_set import load_training_set
 from opdkit.train.validation import (
     CAP,
@@ -84,7 +84,7 @@ def open_toys(run, plain_model_dir) -> Callable[[], Validation]:
     chat = load_template(str(plain_model_dir), ())
 
     def open_it() -> Validation:
-        turns, accelerator = load_turns(run), start_accelerator(config)
+        turns, accelerator = load_targets(run), start_accelerator(config)
         chosen = choose_turns(turns, 8, 1)
         return open_validation(chosen, chat, config, accelerator, hints=choose_hints(turns))
 
@@ -121,7 +121,7 @@ def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, Pr
 def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, validation, plain_model_dir) -> None:
     """The row equals one recomputed reply by reply from plain forwards of two models, over TOP tokens and the rest."""
     before, after = before_and_after(plain_model_dir, 0.05)
-    chat, turns = validation.chat, choose_turns(load_turns(run), 8, 1)
+    chat, turns = validation.chat, choose_turns(load_targets(run), 8, 1)
     row = validation.measure(after, 3)
     sessions = {s["session_id"]: s for s in read_all(run, "sessions")}
     hints = {t["turn_id"]: t["hint"] for t in read_all(run, "targets")}
@@ -228,7 +228,7 @@ def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, 
 
 def test_before_training_hinted_prompts_alone_are_measured(run, validation, student) -> None:
     """The row is that of all prompts, as nothing has moved yet."""
-    turns = choose_turns(load_turns(run), 8, 1)
+    turns = choose_turns(load_targets(run), 8, 1)
     before, same = validation.measure(student, 0), validation.measure(student, 1)
     hinted = sum(turn.teacher_logprobs is not None for turn in turns)
     assert (before["replies"], same["replies"]) == (hinted, len(turns))
@@ -345,7 +345,7 @@ def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_
 
 def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
     train.run(train_config(run, plain_model_dir, **VALIDATED))
-    turns = load_turns(run, supports="any")
+    turns = load_targets(run, supports="any")
     chosen = choose_turns(turns, 8, 1)
     kinds = [turn.teacher_logprobs is not None for turn in chosen]
     assert FEWEST <= sum(kinds) <= 8
@@ -359,7 +359,7 @@ def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
 
 def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toys, monkeypatch) -> None:
     """The hints are those that `choose_hints` takes, without prompts that would be too long."""
-    hints, validation = choose_hints(load_turns(run)), open_toys()
+    hints, validation = choose_hints(load_targets(run)), open_toys()
     targets = {row["turn_id"]: row["hint"] for row in read_all(run, "targets")}
     assert 0 < len(hints) <= HINTS
     for prompt in validation.prompts:
@@ -409,7 +409,7 @@ def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
 
 def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatch) -> None:
     """A hint of another turn may have no place in a prompt, and a teacher's template may refuse a prompt."""
-    turns, before = choose_turns(load_turns(run), 8, 1), open_toys().prompts
+    turns, before = choose_turns(load_targets(run), 8, 1), open_toys().prompts
     calm, other = next(t for t in turns if t.hint is None), next(t for t in turns if t.hint)
 
     def place(messages: Messages, *rest: str) -> Messages:
@@ -426,7 +426,7 @@ def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatc
 
 
 def test_few_turns_all_train(run) -> None:
-    turns = load_turns(run)
+    turns = load_targets(run)
     hinted = [t for t in turns if t.teacher_logprobs is not None]
     enough = int(FEWEST / MOST_SHARE)
     assert len(choose_turns(hinted[:enough], 8, 1)) == FEWEST
@@ -439,7 +439,7 @@ def test_one_session_alone_trains_without_a_validation(tmp_path, plain_model_dir
     run = write_run(tmp_path / "run", plain_model_dir, [Toy("one", said)])
     train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1e-4})))
     assert "no validation" in capsys.readouterr().err
-    assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == {t.turn_id for t in load_turns(run)}
+    assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == {t.turn_id for t in load_targets(run)}
 
 
 def test_it_costs_a_share_of_the_training() -> None:
@@ -451,7 +451,7 @@ def test_it_costs_a_share_of_the_training() -> None:
 
 
 def test_longer_trainings_pay_for_more_prompts(run) -> None:
-    turns = load_turns(run)
+    turns = load_targets(run)
     few, many = (choose_turns(turns, 100, epochs) for epochs in (1, 100))
     assert len(few) < len(many) <= MOST_SHARE * len(turns) + 1
     assert {t.turn_id for t in few} <= {t.turn_id for t in many}
@@ -468,7 +468,7 @@ def test_a_broken_model_is_not_written(run, plain_model_dir, objective: str) -> 
         train.run(config)
     said = str(caught.value)
     assert "before training" in said
-    assert any(turn.turn_id in said for turn in load_turns(run))
+    assert any(turn.turn_id in said for turn in load_targets(run))
     assert not (run / "train/model").exists()
     with pytest.raises(OpdkitError, match="before training"):  # the same command says the same
         train.run(config)
@@ -599,7 +599,7 @@ def cycle(run, plain_model_dir, monkeypatch) -> int:
     monkeypatch.setattr(training_set, "choose_epochs", lambda *_: 1)
     monkeypatch.setattr(train, "choose_validation_steps", lambda steps, *_: {2, 4, steps})
     config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
-    steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].turns) / 30)
+    steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].replies) / 30)
 
     def measure(self, student, step):
         row = validation_row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0)

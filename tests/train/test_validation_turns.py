@@ -8,7 +8,7 @@ import pytest
 from toy_turns import toy_turn
 
 from opdkit.config.train import FEWEST
-from opdkit.train.targets import Support, Turn
+from opdkit.train.targets import Reply, Support
 from opdkit.train.validation_turns import (
     CHECKS,
     COST,
@@ -47,7 +47,7 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
     turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
              for n, kind in enumerate(kinds)]  # fmt: skip
 
-    def collect_tokens(turn: Turn) -> list[int]:
+    def collect_tokens(turn: Reply) -> list[int]:
         return list(turn.response_ids)
 
     first = list(order_by_variety(turns, 60, collect_tokens))[:3]

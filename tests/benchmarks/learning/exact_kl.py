@@ -19,7 +19,7 @@ from opdkit.train import step
 from opdkit.train.objective.losses import kl_to_reference
 from opdkit.train.objective.terms import Objective, Term, Tokens
 from opdkit.train.policy import Policy
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_targets
 
 ESTIMATORS = ("k1", "k2", "k3")
 _BATCH = 16  # turns that are read together
@@ -80,7 +80,7 @@ def kl_on_the_log(run: Path, reference: Path, student: Path) -> dict[str, float]
     """
     chat = Chat(load_tokenizer(str(reference)), {})
     models = [load_model(str(folder), device="cpu", dtype="float32") for folder in (student, reference)]
-    turns = load_turns(run)
+    turns = load_targets(run)
     prompts = load_prompts(run, turns, chat)
     sums, tokens = dict.fromkeys(("exact", *ESTIMATORS), 0.0), 0
     for start in range(0, len(turns), _BATCH):
