@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from opdkit.config.fields import JSON
 from opdkit.console import progress
-from opdkit.evaluate.gate import select_measured
+from opdkit.evaluate.gate import choose_measured_rows
 from opdkit.model.scoring import PromptResponse
 from opdkit.train.batches import collect_ids, collect_tokens
 from opdkit.train.forwards import plan_forwards
@@ -65,10 +65,10 @@ class WeightedReply:
 def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[WorsePrompt]]:
     """Return each domain with its share of right replies before and after, and the worse prompts of domains that fell.
 
-    Only the replies of the gate's `select_measured` count, and only prompts with a verdict on both models.
+    Only the replies of the gate's `choose_measured_rows` count, and only prompts with a verdict on both models.
     """
     sides: dict[str, dict[str, list[JSON]]] = {}
-    for row in select_measured(replies).to_pylist():
+    for row in choose_measured_rows(replies).to_pylist():
         if row["passed"] is not None and domain in (None, row["domain"]):
             sides.setdefault(row["prompt_id"], {}).setdefault(row["model"], []).append(row)
     prompts, shares = list[WorsePrompt](), dict[str, list[tuple[float, float]]]()

@@ -9,7 +9,7 @@ from opdkit.config.fields import JSON, read_text
 from opdkit.config.wording import read_wording
 from opdkit.console import say
 from opdkit.errors import ConfigError, NoPromptsError
-from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.log_prompts import count_reactions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.models import load_chat
 from opdkit.model.behavior_policy import list_student_names
 from opdkit.store.atomic import write_text
@@ -32,10 +32,10 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
     if share:
         chat, longest = load_chat(config, names)
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
-        opinions = count_opinions(config.run, reactions)
+        counts = count_reactions(config.run, reactions)
         room, before = longest - config.max_new_tokens, names["before"]
         own_names = list_student_names(before, identify_model(before).get("files", {}), config.served_as)
-        rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
+        rows, left_out = make_prompts(reactions, counts, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
         what = "none of which makes a prompt" if share else "and there are none"

@@ -178,7 +178,7 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
     return row["worse"] is None or row["before"] >= loss
 
 
-def select_measured(replies: pa.Table) -> pa.Table:
+def choose_measured_rows(replies: pa.Table) -> pa.Table:
     """Return the sampled replies of a table, or the greedy ones if there are no others, without replies to probes.
 
     Probes are made from prompts that the model before got right, which was partly luck.
@@ -191,10 +191,10 @@ def select_measured(replies: pa.Table) -> pa.Table:
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and the Shares by name: "passed" (NaN without a verdict) and each fault.
 
-    They are shares of the replies of `select_measured`. Those of a fault leave out prompts without a value: for
+    They are shares of the replies of `choose_measured_rows`. Those of a fault leave out prompts without a value: for
     `no_call`, those without tools or without a verdict. A right reply without a call is no fault.
     """
-    measured = select_measured(replies)
+    measured = choose_measured_rows(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [find_faults(text) for text in texts.dictionary.to_pylist()]
     columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),

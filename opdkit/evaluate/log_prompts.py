@@ -52,7 +52,7 @@ _SIGN = re.compile(r"[^\w\s.,;:!?'\"()]")
 
 ReplyKey = tuple[str, str]  # system prompt and reply: turns with equal keys count as the same reply
 # Reply -> how often users praised it (PRAISED_REPLIES), corrected it with each hint, or rejected it (COMPLAINT).
-Opinions = dict[ReplyKey | None, Counter[str]]
+ReactionCounts = dict[ReplyKey | None, Counter[str]]
 
 
 @dataclass(frozen=True)
@@ -155,17 +155,17 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
     return judged
 
 
-def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
-    """Return the opinions of all users on each reply in the held-out sessions, wherever the log has the same reply."""
-    opinions: Opinions = {key: Counter() for reaction in reactions
-                          if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
-    for part in range(count_parts(run, "judge")) if opinions else ():
+def count_reactions(run: Path, reactions: Sequence[Reaction]) -> ReactionCounts:
+    """Count how all users reacted to each reply in the held-out sessions, wherever the log has the same reply."""
+    counts: ReactionCounts = {key: Counter() for reaction in reactions
+                              if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
+    for part in range(count_parts(run, "judge")) if counts else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.final_verdict
-            if verdict is not None and turn.index and (counts := opinions.get(_make_key(turn))) is not None:
-                opinion = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])
-                counts.update([opinion] if opinion else [])
-    return opinions
+            if verdict is not None and turn.index and (own := counts.get(_make_key(turn))) is not None:
+                label = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])
+                own.update([label] if label else [])
+    return counts
 
 
 def _make_key(turn: JoinedTurn) -> ReplyKey | None:
@@ -183,7 +183,12 @@ def _make_key(turn: JoinedTurn) -> ReplyKey | None:
 
 
 def make_prompts(
-    reactions: Sequence[Reaction], opinions: Opinions, chat: Chat, room: float, criteria: Texts, names: frozenset[str]
+    reactions: Sequence[Reaction],
+    counts: ReactionCounts,
+    chat: Chat,
+    room: float,
+    criteria: Texts,
+    names: frozenset[str],
 ) -> tuple[list[JSON], Counter[str]]:
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
@@ -202,7 +207,7 @@ def make_prompts(
     for reaction in (reaction for reaction in reactions if reaction.is_held_out):
         if reaction.kind == NEUTRAL and reaction.turn.turn_id not in accepted:
             continue
-        if _is_contested(reaction, opinions, complaints):
+        if _is_contested(reaction, counts, complaints):
             left_out["the same reply was judged otherwise"] += 1
             continue
         # Praised replies to a request that others complained about also show what those others wanted.
@@ -268,12 +273,12 @@ def _choose_hints(reactions: Sequence[Reaction], checks: Collection[str]) -> dic
     return {request: hint for (request, hint), _ in best_last}
 
 
-def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaints) -> bool:
-    """Return True if at least as many users judged the same reply differently: judges err, so the majority decides."""
-    given = opinions.get(_make_key(reaction.turn), Counter[str]())
-    counts = Counter(complaints.group_of.get(opinion, opinion) for opinion in given.elements())
+def _is_contested(reaction: Reaction, counts: ReactionCounts, complaints: _Complaints) -> bool:
+    """Return True if as many users or more reacted otherwise to the same reply: judges err, so the majority decides."""
+    labels = counts.get(_make_key(reaction.turn), Counter[str]()).elements()
+    by_group = Counter(complaints.group_of.get(label, label) for label in labels)
     own = complaints.label(reaction)
-    return any(number >= counts[own] for opinion, number in counts.items() if opinion != own)
+    return any(number >= by_group[own] for group, number in by_group.items() if group != own)
 
 
 def _name_domains(rows: Sequence[JSON]) -> None:

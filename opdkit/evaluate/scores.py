@@ -23,10 +23,17 @@ if TYPE_CHECKING:
     from opdkit.model.comparison import Shift
 
 T = TypeVar("T")
-# (what to resample as one, weight, before, after), summed over a prompt, a turn or a passage.
-Unit = tuple[Hashable, int, float, float]
 
 MODELS = ("before", "after")
+
+
+class BeforeAfter(NamedTuple):
+    """Values of a prompt, a turn or a passage under both models, each summed over `weight` tokens or replies."""
+
+    unit: Hashable  # pairs of one unit, such as the prompts of one session, are resampled together
+    weight: int
+    before: float
+    after: float
 
 
 class Metric(NamedTuple):
@@ -81,10 +88,10 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("no_call", with_tools, lambda r: not (r.called or r.passed)),
         ):
             if scored:
-                rows.append(_make_score(metric, domain, _make_units(scored, value), seed))
+                rows.append(_make_score(metric, domain, _make_pairs(scored, value), seed))
     for probe in PROBES:
         if own := [r for r in replies if r.prompt.probe == probe and r.passed is not None]:
-            rows.append(_make_score(probe, ALL, _make_units(own, lambda r: not r.passed), seed))
+            rows.append(_make_score(probe, ALL, _make_pairs(own, lambda r: not r.passed), seed))
     return rows
 
 
@@ -97,12 +104,12 @@ def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: in
     prompts: dict[str, tuple[HeldOutPrompt, list[Shift]]] = {}
     for reply, shift in zip(replies, shifts, strict=True):
         prompts.setdefault(reply.prompt.id, (reply.prompt, []))[1].append(shift)
-    sums = [(prompt, (prompt.unit, sum(s.tokens for s in own), 0.0, sum(s.kl for s in own)))
-            for prompt, own in prompts.values()]  # fmt: skip
-    finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[3])]
-    _warn_of_dropped("kl_replies", len(finite), len(sums))
+    pairs = [(prompt, BeforeAfter(prompt.unit, sum(s.tokens for s in own), 0.0, sum(s.kl for s in own)))
+             for prompt, own in prompts.values()]  # fmt: skip
+    finite = [(prompt, pair) for prompt, pair in pairs if math.isfinite(pair.after)]
+    _warn_of_dropped("kl_replies", len(finite), len(pairs))
     by_domain = _group_by_domain(finite)
-    return [_make_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(sums)]
+    return [_make_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(pairs)]
 
 
 def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int, units: Sequence[Hashable] | None = None) -> JSON:
@@ -110,10 +117,10 @@ def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int, units: Seque
 
     Shifts of one of the `units`, such as a conversation, are resampled together.
     """
-    sums = [(unit, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
-            for unit, s in zip(range(len(shifts)) if units is None else units, shifts, strict=True)]  # fmt: skip
-    finite = [unit for unit in sums if all(map(math.isfinite, unit[1:]))]
-    _warn_of_dropped(metric, len(finite), len(sums))
+    pairs = [BeforeAfter(unit, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
+             for unit, s in zip(range(len(shifts)) if units is None else units, shifts, strict=True)]  # fmt: skip
+    finite = [pair for pair in pairs if math.isfinite(pair.before) and math.isfinite(pair.after)]
+    _warn_of_dropped(metric, len(finite), len(pairs))
     return _make_score(metric, ALL, finite, seed)
 
 
@@ -127,8 +134,8 @@ def _group_by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list
     return {domain: domains[domain] for domain in order if domain in domains}
 
 
-def _make_units(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[Unit]:
-    """Return a unit per prompt: the means of its values before and after. Drop prompts without values on one side."""
+def _make_pairs(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[BeforeAfter]:
+    """Return a pair per prompt: the means of its values before and after. Drop prompts without values on one side."""
     prompts: dict[str, dict[str, list[float]]] = {}
     for reply in replies:
         sides = prompts.setdefault(reply.prompt.id, {model: [] for model in MODELS})
@@ -136,7 +143,7 @@ def _make_units(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list
             sides[reply.model].append(float(value(reply)))
     units = {r.prompt.id: r.prompt.unit for r in replies}
     both = [(units[name], s["before"], s["after"]) for name, s in prompts.items() if s["before"] and s["after"]]
-    return [(unit, 1, sum(before) / len(before), sum(after) / len(after)) for unit, before, after in both]
+    return [BeforeAfter(unit, 1, sum(before) / len(before), sum(after) / len(after)) for unit, before, after in both]
 
 
 def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
@@ -145,25 +152,25 @@ def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
         warn(f"{METRICS[metric].words}: {total - kept} of {total} are not finite and were dropped")
 
 
-def _make_score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
-    """Return one row of tables.SCORES: weighted means over units; nulls without units.
+def _make_score(metric: str, domain: str, pairs: Sequence[BeforeAfter], seed: int) -> JSON:
+    """Return one row of tables.SCORES: weighted means over the pairs; nulls without pairs.
 
     The interval resamples whole units, since the tokens of a unit move together, and so do the prompts of a session.
     For a KL, `before` is 0: a model does not differ from itself.
     """
     before = after = difference = low = high = chance = None
-    whole: dict[Hashable, list[float]] = {}
-    for unit, *sums in units:
-        whole[unit] = list(map(sum, zip(whole.get(unit, (0, 0, 0)), sums, strict=True)))
-    if units:
-        weights, befores, afters = zip(*whole.values(), strict=True)
+    units: dict[Hashable, list[float]] = {}  # unit -> the sums of weight, before and after
+    for unit, *sums in pairs:
+        units[unit] = list(map(sum, zip(units.get(unit, (0, 0, 0)), sums, strict=True)))
+    if pairs:
+        weights, befores, afters = zip(*units.values(), strict=True)
         before, after = sum(befores) / sum(weights), sum(afters) / sum(weights)
         difference, changes = after - before, np.subtract(afters, befores)
         low, high = interval((changes / weights).tolist(), weights, seed=seed) or (None, None)
-        if len(whole) >= FEWEST:  # two-sided
+        if len(units) >= FEWEST:  # two-sided
             chance = min(1.0, 2 * min(compute_chance_of_rise(changes), compute_chance_of_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
-            "low": low, "high": high, "chance": chance, "count": len(units), "units": len(whole)}  # fmt: skip
+            "low": low, "high": high, "chance": chance, "count": len(pairs), "units": len(units)}  # fmt: skip
 
 
 def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequence[str] = MODELS) -> None:

@@ -15,7 +15,7 @@ from opdkit.store.counters import Counters
 from opdkit.store.tables import EDIT
 from opdkit.teacher.examples import Example, make_written_example
 from opdkit.teacher.models import Scorer
-from opdkit.teacher.scores import Scores, SupportLogprobs
+from opdkit.teacher.scores import ReplyScores, SupportLogprobs
 
 ODDS = 20.0  # how many times more often a wanted token is in an edit than one that is not wanted
 
@@ -42,7 +42,7 @@ def make_edited_example(scorer: Scorer, logged: Example, counters: Counters) -> 
     return make_written_example(logged, 0, logged.edited, None, EDIT)
 
 
-def apply_edit(scores: Scores, example: Example) -> Scores:
+def apply_edit(scores: ReplyScores, example: Example) -> ReplyScores:
     """Return the scores of a reply, with the teacher's log-probs corrected by the edit, if there is one.
 
     By Bayes' rule, the odds of each token of the edit are multiplied by ODDS, those of the first token at which the

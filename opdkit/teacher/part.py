@@ -25,7 +25,7 @@ from opdkit.teacher.examples import Example, JudgedSession, Row, TaughtSession, 
 from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import apply_decisions, find_turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, list_sequences, score_session
+from opdkit.teacher.scores import ReplyScores, ScoreOptions, count_tree_tokens, list_sequences, score_session
 from opdkit.teacher.warnings import UNROUTED
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares if --top-k is 0
@@ -223,7 +223,7 @@ def count_reads(
             results[example.verdict["turn_id"]].rows.append(row)
 
 
-def _make_row(example: Example, scores: Scores) -> Row:
+def _make_row(example: Example, scores: ReplyScores) -> Row:
     """Return one row of `targets`. Without a hint it has no teacher log-probs, even if the teacher is another model."""
     support = scores.support
     teacher, unhinted = (None if x is None else x.tolist() for x in (scores.teacher, scores.unhinted))

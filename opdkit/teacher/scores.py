@@ -69,7 +69,7 @@ class SupportLogprobs:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ReplyScores:
     """Scores of one reply: log-probs in float32 [R] on the CPU; None if not asked for, or without a hint."""
 
     old: Tensor
@@ -95,7 +95,7 @@ def score_session(
     batch_tokens: int,
     whole: bool = True,
     counted: Counter[str] | None = None,
-) -> list[Scores]:
+) -> list[ReplyScores]:
     """Return the scores of every reply of a session, in order. Tokens read and saved are added to `counted`.
 
     Each model reads the shared prefixes of its prompts once, even if it is both student and teacher; without `whole`,
@@ -165,12 +165,12 @@ def count_shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
 
 def _combine(
     options: ScoreOptions, old: Logprobs, hinted: list[Logprobs], unhinted: Tensor | None, same: list[bool]
-) -> Scores:
+) -> ReplyScores:
     """Return the scores of one reply. `same[i]`: with hint i, the teacher is the student and reads the same tokens."""
     of_student = options.top_k_of == "student"
     if not hinted:
         support = SupportLogprobs(old.top_ids, old.top, None) if options.top_k and of_student else None
-        return Scores(old.logprobs, None, unhinted, None, None, support)
+        return ReplyScores(old.logprobs, None, unhinted, None, None, support)
     chosen, overlap = 0, None
     if options.overlap:
         shared = [
@@ -187,5 +187,5 @@ def _combine(
         support = SupportLogprobs(teacher.top_ids, old.at[:, columns], teacher.top)
     if same[chosen]:
         support = support and SupportLogprobs(support.ids, support.old, support.old)
-        return Scores(old.logprobs, old.logprobs, unhinted, chosen, overlap, support)
-    return Scores(old.logprobs, teacher.logprobs, unhinted, chosen, overlap, support)
+        return ReplyScores(old.logprobs, old.logprobs, unhinted, chosen, overlap, support)
+    return ReplyScores(old.logprobs, teacher.logprobs, unhinted, chosen, overlap, support)

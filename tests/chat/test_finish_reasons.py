@@ -14,7 +14,7 @@ from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit.chat.finish_reasons import CUT_OFF, INTERRUPTED, is_cut_off, is_incomplete
 from opdkit.chat.template import Chat
-from opdkit.commands.export.messages import JudgedTurn, NotExportedError, convert_completion
+from opdkit.commands.export.messages import NotExportedError, TurnToExport, convert_completion
 from opdkit.commands.export.targets import openai
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -88,7 +88,7 @@ class Logged:
     """Run with one session per finish reason: its turns by finish reason, and the judge's counters."""
 
     run: Path
-    turns: dict[str, JudgedTurn]
+    turns: dict[str, TurnToExport]
     counters: Counters
 
 
@@ -104,7 +104,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     extract.run(ExtractConfig(run=run, logs=(str(folder / "log.jsonl"),), shard="0/1"))
     summary = judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     sessions = {row["session_id"]: row for row in read_all(run, "sessions")}
-    turns = [JudgedTurn(sessions[row["session_id"]], row, {"reward": 1}) for row in read_all(run, "turns")]
+    turns = [TurnToExport(sessions[row["session_id"]], row, {"reward": 1}) for row in read_all(run, "turns")]
     return Logged(run, dict(zip(VALUES, turns, strict=True)), summary.counters)
 
 
@@ -153,7 +153,7 @@ def test_train_warns_of_exactly_the_truncated_replies(logged: Logged) -> None:
     whole: dict[str, Any] = {"response_ids": ids, "sampled": ids >= 0, "written": None, "reward": 0}
     for reason, cut_off in VALUES.items():
         turn = SimpleNamespace(turn_id=logged.turns[reason].turn_id, **whole)
-        warnings = find_degenerate_replies(SimpleNamespace(turns=[turn]), logged.run)  # type: ignore[arg-type]
+        warnings = find_degenerate_replies(SimpleNamespace(replies=[turn]), logged.run)  # type: ignore[arg-type]
         assert len(warnings) == cut_off
 
 

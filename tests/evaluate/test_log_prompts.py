@@ -33,7 +33,7 @@ from opdkit.evaluate.log_prompts import (
     NEUTRAL,
     OTHER_COMPLAINTS,
     PRAISED_REPLIES,
-    count_opinions,
+    count_reactions,
     describe_prompts,
     make_prompts,
     read_reactions,
@@ -110,7 +110,7 @@ def chat() -> Chat:
 def mined(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> tuple[list[Any], Counter[str]]:
     reactions = list(read_reactions(run, holdout))
     return make_prompts(
-        reactions, count_opinions(run, reactions), chat, room, CRITERIA, list_student_names(str(MODEL), {})
+        reactions, count_reactions(run, reactions), chat, room, CRITERIA, list_student_names(str(MODEL), {})
     )
 
 

@@ -19,7 +19,7 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.memory import find_budget, find_state
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse
 from opdkit.model.tree_reading import check_tree_reading, logprobs_in_trees
-from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ReplyReadings, ReplyScores, ScoreOptions, score_session
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,16 @@ def token_ids(session: list[ReplyReadings]) -> list[list[int]]:
     return [s.prompt_ids + s.response_ids for r in session for s in (r.student, *(hinted for [hinted] in r.hinted))]
 
 
-def plainly(*args, **kwargs) -> list[Scores]:
+def plainly(*args, **kwargs) -> list[ReplyScores]:
     return score_session(*args, **kwargs, whole=False)
 
 
-def numbers(scores: Scores) -> list[torch.Tensor]:
+def numbers(scores: ReplyScores) -> list[torch.Tensor]:
     support = [scores.support.old, scores.support.teacher] if scores.support else []
     return [x for x in (scores.old, scores.teacher, scores.unhinted, *support) if x is not None]
 
 
-def alike(actual: list[Scores], expected: list[Scores], atol: float = 1e-5) -> None:
+def alike(actual: list[ReplyScores], expected: list[ReplyScores], atol: float = 1e-5) -> None:
     for x, y in zip(actual, expected, strict=True):
         assert (x.chosen, x.overlap) == (y.chosen, y.overlap)
         assert (x.support is None) == (y.support is None)
@@ -73,7 +73,7 @@ def alike(actual: list[Scores], expected: list[Scores], atol: float = 1e-5) -> N
             torch.testing.assert_close(a, b, atol=atol, rtol=0)
 
 
-def worst(actual: list[Scores], expected: list[Scores]) -> float:
+def worst(actual: list[ReplyScores], expected: list[ReplyScores]) -> float:
     pairs = [p for x, y in zip(actual, expected, strict=True) for p in ((x.old, y.old), (x.teacher, y.teacher))]
     return max(float((a - b).abs().max()) for a, b in pairs if a is not None)
 

@@ -22,7 +22,7 @@ from opdkit.store.tables import EDIT
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.edits import ODDS, apply_edit
 from opdkit.teacher.examples import Example
-from opdkit.teacher.scores import ReplyReadings, Scores, SupportLogprobs
+from opdkit.teacher.scores import ReplyReadings, ReplyScores, SupportLogprobs
 from opdkit.train.data_summary import count_written
 from opdkit.train.targets import load_targets
 
@@ -45,11 +45,11 @@ def rows_of(run: Path) -> dict[tuple, dict]:
 def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
     """By Bayes' rule, 1/2 becomes 20/21 for a token of the edit, and 1/21 for the first token that the edit lacks."""
 
-    def told(ids: list[int], edited: list[int], written: int | None) -> Scores:
+    def told(ids: list[int], edited: list[int], written: int | None) -> ReplyScores:
         support = SupportLogprobs(
             torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]] * len(ids)).log()
         )
-        scores = Scores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
+        scores = ReplyScores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
         reply = ReplyTokens(ids, [True] * len(ids))
         readings = ReplyReadings(PromptResponse([1], ids))
         example = Example(

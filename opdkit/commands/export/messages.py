@@ -42,7 +42,7 @@ class NotExportedError(Exception):
 
 
 @dataclass(frozen=True)
-class JudgedTurn(JoinedTurn):
+class TurnToExport(JoinedTurn):
     """Turn with its session. Its verdict has the decision in force applied."""
 
     verdict: JSON
@@ -54,7 +54,7 @@ class JudgedTurn(JoinedTurn):
 
 def read_judged_turns(
     run: Path, limit: int | None, counters: Counters, chat: "Chat | None" = None
-) -> Iterator[list[JudgedTurn]]:
+) -> Iterator[list[TurnToExport]]:
     """Yield the judged turns of each session, within the first `limit` sessions of the run.
 
     Hints that `--check-hints` dropped are left out, and decisions in force override the votes. `rows_in` counts all
@@ -71,7 +71,7 @@ def read_judged_turns(
             row, verdict = joined.turn, joined.final_verdict
             if verdict is not None:
                 wanted = wanted_reply(joined, chat)
-                judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text, wanted=wanted))
+                judged.append(TurnToExport(joined.session, row, verdict, hint_text=hint_text, wanted=wanted))
             else:
                 counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield judged
@@ -101,7 +101,7 @@ def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
     return message("assistant", content or None, reasoning=reasoning, tool_calls=calls)
 
 
-def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
+def check_reward(turn: TurnToExport, rewards: Sequence[int]) -> int:
     """Return the reward of a turn. Raises NotExportedError if it is missing or not one of `rewards`."""
     reward: int | None = turn.verdict["reward"]
     if reward is None:
@@ -111,7 +111,7 @@ def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
     return reward
 
 
-def check_complete(turn: JudgedTurn) -> None:
+def check_complete(turn: TurnToExport) -> None:
     """Raise NotExportedError if the reply was cut off or interrupted: a trainer would teach the model to end there."""
     reason = turn.turn["finish_reason"]
     if is_incomplete(reason):
@@ -130,20 +130,20 @@ def check_row(row: JSON) -> None:
         raise NotExportedError(CONTROL_TOKENS)
 
 
-def convert_prompt(turn: JudgedTurn) -> list[Message]:
+def convert_prompt(turn: TurnToExport) -> list[Message]:
     """Return all messages before the reply. Raises NotExportedError."""
     if not turn.index:
         raise NotExportedError("no prompt")
     return [openai_message(each) for each in turn.session["messages"][: turn.index]]
 
 
-def convert_completion(turn: JudgedTurn) -> list[Message]:
+def convert_completion(turn: TurnToExport) -> list[Message]:
     """Return the reply, as a list of one message. Raises NotExportedError, also for an incomplete reply."""
     check_complete(turn)
     return [openai_message(turn.session["messages"][turn.index])]
 
 
-def convert_tools(turn: JudgedTurn) -> str | None:
+def convert_tools(turn: TurnToExport) -> str | None:
     """Return the tool definitions as JSON in OpenAI's wrapped form; None without any. Raises NotExportedError."""
     definitions = read_tool_definitions(turn.session["tools"])
     return dump_json(definitions) if definitions else None

@@ -16,8 +16,8 @@ import pyarrow as pa
 from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.commands.export.messages import (
-    JudgedTurn,
     NotExportedError,
+    TurnToExport,
     check_complete,
     check_reward,
     check_row,
@@ -30,7 +30,7 @@ from opdkit.store.counters import Counters
 
 Rewards = tuple[int, ...]  # rewards of the replies that are worth imitating
 Rows = Iterator[JSON]
-RowOfTurn = Callable[[JudgedTurn, Rewards, int], JSON]
+RowOfTurn = Callable[[TurnToExport, Rewards, int], JSON]
 
 FEWEST_LINES = 10  # OpenAI accepts no smaller file
 # PLAIN is a message with role and text, which every reader accepts. Other messages hold objects of any shape, such as
@@ -52,11 +52,11 @@ class Target:
     """
 
     columns: Mapping[str, pa.DataType]
-    rows: Callable[[list[JudgedTurn], Rewards, Counters], Rows]
+    rows: Callable[[list[TurnToExport], Rewards, Counters], Rows]
     suffixes: tuple[str, ...] = (".parquet", ".jsonl")
 
 
-def make_rows(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
+def make_rows(row_of_turn: RowOfTurn, turns: list[TurnToExport], rewards: Rewards, counters: Counters) -> Rows:
     """Yield `row_of_turn(turn, rewards, number of rows before it)` for each turn, unless it raises NotExportedError."""
     for turn in turns:
         try:
@@ -68,7 +68,7 @@ def make_rows(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards,
             yield row
 
 
-def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+def trl_sdft(turn: TurnToExport, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's SDFT trainer (self-distillation): a prompt, and context that only the teacher may read.
 
     The trainer appends `privileged_context` to the last user message, after two line breaks. So its teacher reads what
@@ -84,14 +84,14 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     return {"prompt": prompt, "privileged_context": turn.hint_text.replace("{hint}", hint), "turn_id": turn.turn_id}
 
 
-def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+def trl_kto(turn: TurnToExport, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's KTO trainer: prompt, reply, and whether it is desirable. KTO has no neutral replies."""
     label = check_reward(turn, (1, -1)) == 1
     return {"prompt": convert_prompt(turn), "completion": convert_completion(turn), "label": label,
             "tools": convert_tools(turn), "turn_id": turn.turn_id}  # fmt: skip
 
 
-def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+def trl_dpo(turn: TurnToExport, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's DPO trainer: the wanted reply is chosen over the logged one.
 
     The wanted reply is a person's edit, the reply that a person kept, or one that the hinted teacher wrote.
@@ -107,14 +107,14 @@ def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
             "turn_id": turn.turn_id}  # fmt: skip
 
 
-def trl_sft(turn: JudgedTurn, rewards: Rewards, _number: int) -> JSON:
+def trl_sft(turn: TurnToExport, rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's SFT trainer: a prompt with a reply worth imitating."""
     check_reward(turn, rewards)
     return {"prompt": convert_prompt(turn), "completion": convert_completion(turn), "tools": convert_tools(turn),
             "turn_id": turn.turn_id}  # fmt: skip
 
 
-def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
+def verl(turn: TurnToExport, _rewards: Rewards, number: int) -> JSON:
     """Return a row for verl's RLHFDataset: a prompt, and what a reward function compares a fresh reply with.
 
     In a conversation, the right answer is rarely one string, so the style is "model": a judge compares the fresh reply
@@ -142,7 +142,7 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
     }  # fmt: skip
 
 
-def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
+def openai(turns: list[TurnToExport], rewards: Rewards, counters: Counters) -> Rows:
     """Yield a session for OpenAI's fine-tuning, up to its last reply to imitate; nothing without such a reply.
 
     Replies to imitate have weight 1, all others 0.

@@ -28,7 +28,7 @@ _FEWEST_ALIKE = 3  # similar rejected replies that make a kind; a single one may
 
 @dataclass(frozen=True)
 class Opinion:
-    """Reaction of a user to one reply: a complaint, praise, or neither."""
+    """Opinion of a user on one reply: a complaint, praise, or neither."""
 
     turn_id: str
     kind: str  # COMPLAINT, PRAISE or NEUTRAL

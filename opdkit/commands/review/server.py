@@ -122,7 +122,7 @@ class ReviewServer(ThreadingHTTPServer):
             warn(f"a request failed: {type(error).__name__}: {error}")
 
 
-class RefusedError(Exception):
+class RequestError(Exception):
     """Refusal of a request. Its arguments are the HTTP status and the reason."""
 
 
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._check_sender()
             status, answer = HTTPStatus.OK, self._answer(urlsplit(self.path).path)
-        except RefusedError as error:
+        except RequestError as error:
             status, answer = error.args[0], {"error": error.args[1]}
         except reviews.ConflictError as error:
             newer = {review.turn_id: review.to_json() for review in error.newer}
@@ -164,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def _answer(self, path: str) -> JSON | bytes:
-        """Return the answer: JSON, or the HTML of the page. Raises RefusedError if there is none."""
+        """Return the answer: JSON, or the HTML of the page. Raises RequestError if there is none."""
         api, is_post = self.server.api, self.command == "POST"
         if path == "/" and not is_post:
             return self.server.page()
@@ -173,38 +173,38 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/turns/") and not is_post:
             turn_id = unquote(path.removeprefix("/api/turns/"))
             if not find_parts(api.run, [turn_id]):
-                raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no turn {turn_id}")
+                raise RequestError(HTTPStatus.NOT_FOUND, f"there is no turn {turn_id}")
             return read_turn_view(api.run, turn_id)
-        raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
+        raise RequestError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _check_sender(self) -> None:
-        """Raise RefusedError unless the request comes from our own page and carries the token."""
+        """Raise RequestError unless the request comes from our own page and carries the token."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _LOOPBACK.fullmatch(hosts[0]):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Host")
+            raise RequestError(HTTPStatus.FORBIDDEN, "foreign Host")
         origins = self.headers.get_all("Origin", [])
         if any(origin != f"http://{hosts[0].lower()}" for origin in origins):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Origin")
+            raise RequestError(HTTPStatus.FORBIDDEN, "foreign Origin")
         token = self.headers.get("X-Opdkit-Token", "")
         if not token:
             with contextlib.suppress(ValueError):  # raised for too many parameters
                 token = parse_qs(urlsplit(self.path).query, max_num_fields=10).get("token", [""])[0]
         if not hmac.compare_digest(token.encode(errors="surrogateescape"), self.server.token.encode()):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "no token, or not that of this server: use the address it printed")
+            raise RequestError(HTTPStatus.FORBIDDEN, "no token, or not that of this server: use the address it printed")
 
     def _read_decision(self) -> object:
-        """Read the body of a POST. Raises RefusedError unless it is JSON of a bounded size."""
+        """Read the body of a POST. Raises RequestError unless it is JSON of a bounded size."""
         if self.headers.get_content_type() != "application/json":  # a form of another page cannot send this type
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a decision is sent as application/json")
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a decision is sent as application/json")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
-            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         if int(length) > MAX_BODY:
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a decision has at most {MAX_BODY:,} bytes")
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a decision has at most {MAX_BODY:,} bytes")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is cut short")
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the body is cut short")
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None
+            raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None

@@ -31,8 +31,8 @@ from opdkit.chat.template import Chat
 from opdkit.commands.export.command import choose_schema, write_parquet
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import (
-    JudgedTurn,
     NotExportedError,
+    TurnToExport,
     read_judged_turns,
 )
 from opdkit.commands.export.targets import TARGETS, trl_sft
@@ -95,7 +95,7 @@ def _chat(built: Built) -> Chat:
     return Chat(load_tokenizer(folder), {}, GenerationConfig.from_pretrained(folder).eos_token_id)
 
 
-def _turns(run: Path) -> Iterator[JudgedTurn]:
+def _turns(run: Path) -> Iterator[TurnToExport]:
     return chain.from_iterable(read_judged_turns(run, None, Counters()))
 
 

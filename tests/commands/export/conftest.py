@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from labelled_runs import labelled_run
 
-from opdkit.commands.export.messages import JudgedTurn, read_judged_turns
+from opdkit.commands.export.messages import TurnToExport, read_judged_turns
 from opdkit.store.counters import Counters
 
 
@@ -15,6 +15,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def judged(run: Path) -> dict[str, JudgedTurn]:
+def judged(run: Path) -> dict[str, TurnToExport]:
     """Return turn_id -> turn, with session and verdict, in the run's order."""
     return {turn.turn_id: turn for turns in read_judged_turns(run, None, Counters()) for turn in turns}

@@ -23,7 +23,7 @@ from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import choose_schema, write_parquet
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.messages import JudgedTurn, NotExportedError, dump_json
+from opdkit.commands.export.messages import NotExportedError, TurnToExport, dump_json
 from opdkit.commands.export.targets import MESSAGES
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
@@ -34,7 +34,7 @@ from opdkit.store.counters import Summary
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review, append
 
-Judged = dict[str, JudgedTurn]
+Judged = dict[str, TurnToExport]
 TRL = ("trl-sdft", "trl-kto", "trl-sft")
 FORMS = [("verl", ".parquet"), *((target, suffix) for target in TRL for suffix in (".parquet", ".jsonl"))]
 
@@ -46,7 +46,7 @@ def load(path: Path, **options: Any) -> datasets.Dataset:
     )
 
 
-def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
+def expected(judged: Judged, target: str) -> dict[str, TurnToExport]:
     """Return the turns that a target should have, without using its code. These labels drop nothing else."""
     wanted = {
         "trl-kto": lambda t: t.verdict["reward"] in (1, -1),
@@ -60,7 +60,7 @@ def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
     return {turn_id: t for turn_id, t in judged.items() if wanted(t)}
 
 
-def said(judged_turn: JudgedTurn) -> list[dict[str, Any]]:
+def said(judged_turn: TurnToExport) -> list[dict[str, Any]]:
     return [openai_message(m) for m in judged_turn.session["messages"][: judged_turn.index]]
 
 
@@ -162,7 +162,7 @@ def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
     written = write_run(tmp_path / "run", [([talk], [turn("a:2")], [verdict("a:2", "Say it in French.", -1)])])
     summary = export(ExportConfig(run=written, to="verl"))
     frame = pd.read_parquet(summary.where)
-    assert [dict(m) for m in frame.prompt[0]] == said(JudgedTurn(talk, turn("a:2"), {}))
+    assert [dict(m) for m in frame.prompt[0]] == said(TurnToExport(talk, turn("a:2"), {}))
     assert frame.reward_model[0] == {"style": "model", "ground_truth": "Say it in French."}
     assert frame.extra_info[0]["index"] == 0
 

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from pydantic import TypeAdapter
 
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.messages import TurnToExport
 from opdkit.commands.export.targets import link_tool_calls
 from opdkit.config.export import ExportConfig
 
@@ -23,7 +23,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_weighted_replies_are_the_good_ones_and_no_others(
-    run: Path, judged: dict[str, JudgedTurn], tmp_path: Path
+    run: Path, judged: dict[str, TurnToExport], tmp_path: Path
 ) -> None:
     summary = export(ExportConfig(run=run, to="openai", out=tmp_path / "ft.jsonl"))
     rows = lines(summary.where)

@@ -14,7 +14,7 @@ from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.messages import JudgedTurn, read_judged_turns
+from opdkit.commands.export.messages import TurnToExport, read_judged_turns
 from opdkit.config.export import ExportConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import load_model, load_tokenizer
@@ -49,15 +49,15 @@ def quiet(folder: Path) -> dict[str, Any]:
             "per_device_train_batch_size": 2, "save_strategy": "no", "disable_tqdm": True}  # fmt: skip
 
 
-def prompt_ids(chat: Chat, turn: JudgedTurn) -> list[int]:
+def prompt_ids(chat: Chat, turn: TurnToExport) -> list[int]:
     return chat.prompt_ids(turn.session["messages"][: turn.index], turn.session["tools"])
 
 
-def reply_ids(chat: Chat, turn: JudgedTurn) -> list[int]:
+def reply_ids(chat: Chat, turn: TurnToExport) -> list[int]:
     return chat.reply(turn.session["messages"], turn.index, turn.session["tools"]).ids
 
 
-def test_kto_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn], chat: Chat, tmp_path: Path) -> None:
+def test_kto_trains_on_the_same_tokens(run: Path, judged: dict[str, TurnToExport], chat: Chat, tmp_path: Path) -> None:
     data = exported(run, "trl-kto", tmp_path)
     trainer = trl.KTOTrainer(
         **student(),
@@ -77,7 +77,7 @@ def test_kto_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
     assert trainer.train().global_step == 1
 
 
-def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn], chat: Chat, tmp_path: Path) -> None:
+def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, TurnToExport], chat: Chat, tmp_path: Path) -> None:
     data = exported(run, "trl-sft", tmp_path)
     trainer = trl.SFTTrainer(
         **student(),
@@ -94,7 +94,7 @@ def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
     assert trainer.train().global_step == 1
 
 
-def test_template_arguments_are_a_column(run: Path, judged: dict[str, JudgedTurn], tmp_path: Path) -> None:
+def test_template_arguments_are_a_column(run: Path, judged: dict[str, TurnToExport], tmp_path: Path) -> None:
     """With this column TRL renders what opdkit does, as docs/export.md says; else it trains on thinking QWEN adds."""
     fields = student()
     fields["processing_class"].chat_template = QWEN
@@ -152,7 +152,7 @@ def decide(run: Path, decided: dict[str, dict[str, str]]) -> None:
 
 
 def test_sdft_shows_its_teacher_what_ours_reads(
-    run: Path, judged: dict[str, JudgedTurn], chat: Chat, tmp_path: Path
+    run: Path, judged: dict[str, TurnToExport], chat: Chat, tmp_path: Path
 ) -> None:
     sdft = pytest.importorskip("trl.experimental.sdft", reason="this TRL has no SDFT trainer")
     data = exported(run, "trl-sdft", tmp_path)

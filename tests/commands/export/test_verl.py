@@ -9,12 +9,12 @@ from sample_world import MODEL
 
 from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.messages import TurnToExport
 from opdkit.config.export import ExportConfig
 from opdkit.model.load import load_tokenizer
 
 
-def test_rlhf_dataset_gives_back_every_prompt(run: Path, judged: dict[str, JudgedTurn], tmp_path: Path) -> None:
+def test_rlhf_dataset_gives_back_every_prompt(run: Path, judged: dict[str, TurnToExport], tmp_path: Path) -> None:
     verl = pytest.importorskip("verl.utils.dataset.rl_dataset", reason="verl is not installed")
     from omegaconf import OmegaConf
 
