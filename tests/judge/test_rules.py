@@ -42,6 +42,8 @@ CORRECTIONS = [
     # "too / very verbose | long | short | brief | formal | casual"
     ("I need that in Celsius", "Give that in Celsius."),
     ("As numbered steps, please.", "Answer like this: As numbered steps."),
+    ("Please answer in Spanish.", "Answer in Spanish."),
+    ("Reply with just the number, please", "Answer with just the number."),
     (
         "Could you rewrite the second paragraph so that it is calmer?",
         "Rewrite the second paragraph so that it is calmer.",
@@ -96,6 +98,7 @@ COMPLAINTS = [  # say that the reply was wrong, and not what would be right
 NO_CORRECTIONS = [
     # looks like a correction and is not
     ("no problem, thanks!", 1),
+    ("Can you talk with Anna about it?", 0),
     ("No worries, thank you", 1),
     ("not bad", 1),
     ("Not bad at all!", 1),
