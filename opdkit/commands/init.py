@@ -60,11 +60,13 @@ def choose_values(config: InitConfig) -> dict[str, JSON]:
     """Return stage -> option -> value, for the options that the flags and the preset of `opdkit init` set."""
     values: dict[str, JSON] = {stage: {} for stage in TOML_TABLES}
     if config.model:
-        for stage in ("teacher", "train", "rollout"):
+        for stage in ("teacher", "train", "rollout", "night"):
             values[stage]["model"] = config.model
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     judge = ("judge", config.judge), ("judge_model", judge_model), ("judge_url", config.judge_url)
     values["judge"] = {key: value for key, value in judge if value}
+    if config.judge and config.judge != "batch":  # nights refuse it; the rest they take from the table of judge
+        values["night"]["judge"] = config.judge
     if config.preset:
         preset = PRESETS[config.preset]
         arguments: JSON = {"template_arg": list(preset.template_arg)} if preset.template_arg else {}

@@ -78,11 +78,13 @@ def test_flags_and_preset_are_written_where_they_belong():
     assert tables["judge"] == {"judge": "local", "judge_model": "some/model", "template_arg": ["enable_thinking=true"],
                                "max_new_tokens": 4096}  # fmt: skip
     assert tables["train"] == {"model": "some/model"}
+    assert tables["night"] == {"model": "some/model", "judge": "local"}
     assert "thinking of earlier turns" in text
     served = tomllib.loads(write_document(InitConfig(judge="endpoint", judge_model="j", judge_url="http://h:1/v1")))
     assert served["judge"] == {"judge": "endpoint", "judge_model": "j", "judge_url": "http://h:1/v1"}
     unnamed = tomllib.loads(write_document(InitConfig(judge_model="j", judge_url="http://h:1/v1")))
     assert unnamed["judge"] == {"judge_model": "j", "judge_url": "http://h:1/v1"}
+    assert tomllib.loads(write_document(InitConfig(judge="batch")))["night"] == {}, "nights refuse it"
 
 
 def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):
