@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHERE, Field, fields_of
 from opdkit.config.renamed import RENAMED
+from opdkit.config.run import ORDER
 from opdkit.console import counted, is_main_process, printable, say, stderr, verb
 from opdkit.errors import OpdkitError
 from opdkit.store.announce import announce_models
@@ -133,13 +134,24 @@ class OptionsCommand(TyperCommand):
     """Command whose -h has panels and leaves out expert options, and which reports renamed options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse as click does, but for a renamed option report the new name, with exit code 2."""
+        """Parse as click does, but report a renamed option, or one of a stage, with what to write instead."""
         renamed = RENAMED.get(str(self.name), {})
         for word in args[: args.index("--") if "--" in args else len(args)]:
             flag = word.partition("=")[0]
             if flag.startswith("--") and (new := renamed.get(flag[2:].replace("-", "_"))):
                 _fail(f"opdkit {self.name} has no option {flag} any more; it is now --{new.replace('_', '-')}", 2)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            self._name_stages(getattr(error, "option_name", ""))  # of click's NoSuchOption, or of typer's own
+            raise
+
+    def _name_stages(self, flag: str) -> None:
+        """Exit with code 2 if `flag` is an option of stages that this command passes options on to with --set."""
+        owners = [f"--set {stage}.{flag[2:].replace('-', '_')}={'true' if field.type is bool else 'VALUE'}"
+                  for stage in ORDER for field in fields_of(COMMANDS[stage].config) if field.flag == flag]  # fmt: skip
+        if owners and "set" in {field.name for field in fields_of(COMMANDS[str(self.name)].config)}:
+            _fail(f"opdkit {self.name} has no option {flag}; pass it on: {', '.join(owners)}", 2)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section per panel, and say how many options are left out."""

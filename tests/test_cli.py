@@ -117,6 +117,12 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["report", "nowhere"], 1, "nowhere"),
         (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "'votes'"),
+        (["run", "nowhere", "logs", "--lora-rank", "8"], 2, "--set train.lora_rank=VALUE"),
+        (["run", "nowhere", "--template-arg=a=b"], 2, "--set teacher.template_arg=VALUE, --set train.template_arg="),
+        (["run", "nowhere", "--in", "a.jsonl"], 2, "--set judge.in=VALUE"),
+        (["slurm", "nowhere", "--gradient-checkpointing"], 2, "--set train.gradient_checkpointing=true"),
+        (["night", "nowhere", "--check-hints", "8"], 2, "--set teacher.check_hints=VALUE"),
+        (["judge", "nowhere", "--lora-rank", "8"], 2, "No such option: --lora-rank"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
         (["run", "nowhere", __file__, "--judge", "rules", "--model", "./modle"], 2, "./modle"),
         (
