@@ -188,9 +188,9 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
             kind = block.get("type") if isinstance(block, dict) else None
             if kind in ("toolCall", "tool_use"):
                 calls.append(read_call(block))
-            elif kind != "thinking":
+            elif kind not in ("thinking", "redacted_thinking"):
                 rest.append(block)
-            elif isinstance(block.get("thinking"), str):
+            elif isinstance(block.get("thinking"), str) and not block.get("redacted"):  # else it is the client's notice
                 thoughts.append(block["thinking"])
         text = join_content(rest) if rest else None
         event.messages = [message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)]

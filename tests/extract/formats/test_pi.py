@@ -90,6 +90,19 @@ def test_stop_reasons(stop, reason):
     assert (row["skip_reason"], row["finish_reason"]) == (reason, stop)
 
 
+@pytest.mark.parametrize(
+    "redacted",
+    [
+        {"type": "thinking", "thinking": "[Reasoning redacted]", "thinkingSignature": "x", "redacted": True},  # pi
+        {"type": "redacted_thinking", "data": "x"},  # Droid
+    ],
+)
+def test_thinking_that_the_server_hides_is_no_text(redacted):
+    session, _ = read(HEADER, user("look"), reply(redacted, *text("done")))
+    assert [session.messages[1][key] for key in ("reasoning", "content")] == [None, "done"]
+    assert session.notes[1].skip_reason is None
+
+
 @pytest.mark.parametrize("stop", ["aborted", "error"])
 def test_failed_replies_are_counted_and_not_in_the_prompt(stop):
     """The agent leaves them out of what it sends; a session that began with another model is not that model's."""
