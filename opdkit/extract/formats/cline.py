@@ -70,6 +70,8 @@ def _read_session(line: Line, record: JSON) -> Conversation:
         conversation.model = conversation.model or first_text(value_at(item, ("modelInfo", "id")))
     mark_reactions(conversation, notices)
     conversation.metadata = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+    if time := value_at(record, ("messages", 0, "ts")):
+        conversation.metadata["timestamp"] = time
     return conversation
 
 

@@ -66,6 +66,7 @@ class _Event:
     failed: bool = False  # a reply
     model: str | None = None
     header: JSON = field(default_factory=dict)  # the other fields of a session header
+    time: str | None = None
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
@@ -107,6 +108,8 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     mark_gaps(conversation, message_gaps)
     mark_reactions(conversation, conversation.machine)
     conversation.metadata = next((event.header for event in events if event.kind in _HEADERS), {})  # not in the tree
+    if time := next((event.time for event in events if event.time), None):  # Droid's header has none
+        conversation.metadata.setdefault("timestamp", time)
     left_out = sum(event.note is not None for event in events) - len(conversation.notes)
     logged = {"compacted_before": compacted, "tool_errors": tool_errors, "failed_replies": failed_replies,
               "other_branches": left_out}  # fmt: skip
@@ -154,7 +157,7 @@ def _read_event(record: JSON) -> _Event:
         raise Unreadable("event without a type")
     in_tree = "parentId" in record
     event = _Event(kind, first_text(record.get("id")) if in_tree or kind == "message" else None,
-                   first_text(record.get("parentId")), in_tree)  # fmt: skip
+                   first_text(record.get("parentId")), in_tree, time=first_text(record.get("timestamp")))  # fmt: skip
     if kind == "message":
         body = record.get("message")
         if not isinstance(body, dict):

@@ -146,7 +146,7 @@ def test_a_session_has_its_system_prompt_and_what_the_client_wrote_is_no_reactio
     written = tables(tmp_path / "run")
     (session,) = written["sessions"]
     assert (session["format"], session["model"]) == ("cline", "m")
-    assert json.loads(session["metadata"]) == {"agent": "lead", "sessionId": "s1"}
+    assert json.loads(session["metadata"]) == {"agent": "lead", "sessionId": "s1", "timestamp": 1777073160794}
     messages = session["messages"]
     assert [m["role"][0] for m in messages] == list("suattauauauauau")
     assert (messages[0]["content"], messages[2]["reasoning"]) == ("You are Cline.", "hm")

@@ -273,7 +273,7 @@ def test_sessions_of_droid_are_read(tmp_path, tree):
     answer["message"]["modelId"] = "m"
     events = [
         {"type": "session_start", "id": "s1", "title": "Read", "version": 2, "cwd": "/w"}, hidden,
-        droid("u1", "user", *text("Read both."), **after("c")),
+        droid("u1", "user", *text("Read both."), timestamp="2026-01-01T00:00:00Z", **after("c")),
         droid("a1", "assistant", {"type": "thinking", "thinking": "hm", "signature": "x"}, *used, **after("u1")),
         droid("u2", "user", *results, **after("a1")), {"type": "todo_state", "todos": "1."}, answer, again,
         droid("a3", "assistant", *text("Anything else?"), **after("c-2")),
@@ -282,7 +282,8 @@ def test_sessions_of_droid_are_read(tmp_path, tree):
     session, aside = read(*events)
     assert not aside
     assert session.model == "m"
-    assert session.metadata == {"id": "s1", "title": "Read", "version": 2, "cwd": "/w"}
+    head = {"id": "s1", "title": "Read", "version": 2, "cwd": "/w"}
+    assert session.metadata == head | {"timestamp": "2026-01-01T00:00:00Z"}
     assert [m["role"][0] for m in session.messages] == list("uuattauau")
     assert [(m["tool_call_id"], m["content"]) for m in session.messages[3:5]] == [("c1", "r1"), ("c2", "r2")]
     assert [c["arguments"] for c in session.messages[2]["tool_calls"]] == ['{"path":"a"}'] * 2
