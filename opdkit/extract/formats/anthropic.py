@@ -8,7 +8,13 @@ one of RESPONSES or as the fields of a response (`role`, `content`, `stop_reason
 
 from opdkit.chat.conversation import JSON, Conversation, Note
 from opdkit.chat.messages import find_key, first_text, read_messages, read_tools, require_list
-from opdkit.extract.formats.openai import RESPONSES, find_holder_of_choices, find_reply_of_choices, split_steps
+from opdkit.extract.formats.openai import (
+    RESPONSES,
+    find_holder_of_choices,
+    find_reply_of_choices,
+    parse_columns,
+    split_steps,
+)
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -21,6 +27,7 @@ _LOOKED_AT = 12  # messages
 
 def recognises(record: JSON) -> bool:
     """Return whether messages come with a separate system prompt, or with blocks or a response of this API alone."""
+    record = parse_columns(record)
     request, response, _ = _split_call(record)
     if find_key(request, ("messages",)) is None or "response_text" in record:
         return False
@@ -60,6 +67,7 @@ def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one call: system prompt, messages and reply. All other parameters go to the metadata."""
+    record = parse_columns(record)
     request, response, used = _split_call(record)
     items = [message for item in require_list(request.get("messages"), "messages") for message in split_steps(item)]
     system = request.get("system")

@@ -17,16 +17,25 @@ _SHOWN_BY_GOOSE = ("toolConfirmationRequest", "actionRequired", "systemNotificat
 
 def recognises(record: JSON) -> bool:
     """Return whether the record has a list of objects with a role, and no reply in `response_text` beside it."""
-    return "response_text" not in record and find_key(_parse_messages(record), KEYS) is not None
+    return "response_text" not in record and find_key(parse_columns(record), KEYS) is not None
 
 
-def _parse_messages(record: JSON) -> JSON:
-    return record | {key: parse_text(record[key]) for key in KEYS if isinstance(record.get(key), str)}
+def parse_columns(record: JSON) -> JSON:
+    """Return the record with its messages and its response parsed if they are JSON text, as in a column of a table."""
+    texts = [key for key in (*KEYS, *RESPONSES, "choices") if isinstance(record.get(key), str)]
+    parsed = ((key, parse_text(record[key])) for key in texts)
+    return record | {key: value for key, value in parsed if key in KEYS or _is_response(value)}
+
+
+def _is_response(value: Any) -> bool:
+    """Return whether a value is a response of an API or its choices, and not a reply that happens to be JSON."""
+    is_reply = "assistant" in (value_at(value, ("role",)), value_at(value, ("message", "role")))
+    return is_reply or any(isinstance(value_at(value, path), dict) for path in (("choices", 0), (0, "message")))
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. A `system` prompt beside it becomes the first message, a call's reply the last one."""
-    record = _parse_messages(record)
+    record = parse_columns(record)
     key = find_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
@@ -158,7 +167,8 @@ def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
         if field == "response" and said and isinstance(said, str):
             said = {"role": "assistant", "content": said}
         if isinstance(said, dict) and said.get("role") == "assistant":
-            return field, said
+            names = ("finish_reason", "stop_reason", "done_reason")  # OpenAI, Anthropic, Ollama
+            return field, {"finish_reason": first_text(*(value_at(record, (field, name)) for name in names))} | said
     return None, None
 
 

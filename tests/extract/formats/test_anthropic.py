@@ -34,6 +34,7 @@ def read_one(record: dict) -> Conversation | Rejected:
 @pytest.mark.parametrize("record", [
     REQUEST | {"response": REPLY}, {"request": REQUEST, "response": REPLY}, {"params": REQUEST, "result": {
         "type": "succeeded", "message": REPLY}}, {"body": REQUEST, "response": {"body": REPLY}},
+    REQUEST | {"messages": json.dumps(REQUEST["messages"]), "response": json.dumps(REPLY)},
 ])  # fmt: skip
 def test_a_request_with_its_response(record):
     session = read_one(record)

@@ -365,6 +365,22 @@ def test_a_reply_beside_its_prompt_is_the_last_message(beside):
     assert (session.messages[1:], session.metadata) == ([plain("assistant", "hello")], {})
 
 
+@pytest.mark.parametrize(("beside", "reason"), [
+    ({"response": {"choices": [{"message": REPLY, "finish_reason": "length"}]}}, "length"), ({"output": REPLY}, None),
+    ({"choices": [{"message": REPLY, "finish_reason": "stop"}]}, "stop"),
+    ({"response": REPLY | {"stop_reason": "max_tokens"}}, "max_tokens"),
+    ({"response": {"message": REPLY, "done_reason": "length"}}, "length"),  # Ollama's
+])  # fmt: skip
+def test_a_response_may_be_json_text(beside, reason):
+    texts = {key: orjson.dumps(value).decode() for key, value in beside.items()}
+    for record in (beside, texts | {"messages": orjson.dumps([USER]).decode()}):
+        session = read({"messages": [USER]} | record)
+        assert session.messages == [plain("user", "hi"), plain("assistant", "hello")]
+        assert session.notes[1].finish_reason == reason
+    as_json = read({"messages": [USER], "response": '{"choices": ["a", "b"]}'})
+    assert as_json.messages[1] == plain("assistant", '{"choices": ["a", "b"]}')
+
+
 @pytest.mark.parametrize(("last", "beside"), [(REPLY, {"response": REPLY}), (USER, {"result": "success"}),
                                               (USER, {"output": {"role": "user", "content": "x"}})])  # fmt: skip
 def test_what_is_not_known_to_be_a_reply_stays_metadata(last, beside):
