@@ -14,6 +14,7 @@ from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_command, find_upstream_change, manifest
 from opdkit.store.reading import is_written, read_arrow
 from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before
+from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -64,11 +65,12 @@ def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], to
     # If a stage is gone, the number of its rows that the next one has not seen is unknown, and counts as 0.
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
     counters, is_rollout = finished["extract"].counters, find_command(run, "extract") == "rollout"
+    skipped = counters.labels("skipped") - Counter({NO_NEXT: seen["outcomes"]})
     levels = [
         _count("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
         _count("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
         _count("extract", "turns", "turns", seen["turns"]),
-        _count("extract", "turns that may be trained on", "turns", seen["trainable"], counters.labels("skipped")),
+        _count("extract", "turns that may be trained on", "turns", seen["trainable"], skipped),
     ]
     if "judge" in finished:
         counters = finished["judge"].counters

@@ -1,5 +1,6 @@
 """Tests that the figures of the report equal those of the tables, at any stage, and that its lists are bounded."""
 
+import json
 import re
 import shutil
 from collections import Counter, defaultdict
@@ -22,9 +23,11 @@ from opdkit.commands.report.turn_list import choose_whole, make_columns, order_t
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import load_texts
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
@@ -198,6 +201,20 @@ def test_what_a_limit_left_out_is_named(run: Path, tmp_path: Path) -> None:
     sessions = {row["session_id"] for row in list(read_all(run, "sessions"))[:10]}
     beyond = sum(turn["trainable"] and turn["session_id"] not in sessions for turn in read_all(run, "turns"))
     assert last["dropped"] == [("beyond --limit", beyond)]
+
+
+def test_turns_that_an_outcome_makes_trainable_are_not_dropped(tmp_path: Path) -> None:
+    """Without a reaction, a turn is judged by --good and --bad alone. The levels and their drops add up."""
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    log, run = tmp_path / "log.jsonl", tmp_path / "run"
+    log.write_text("".join(json.dumps({"id": n, "messages": said, "stars": n}) + "\n" for n in range(1, 6)))
+    extract.run(ExtractConfig(run=run, logs=(str(log),), shard="0/1"))
+    good, bad = ("metadata.stars>=4",), ("metadata.stars<=1",)
+    judge.run(JudgeConfig(run=run, judge="rules", good=good, bad=bad, shard="0/1"))
+    summary = collect(run, 100).summary
+    trainable, judged = level(summary, "turns that may be trained on"), level(summary, "judged")
+    assert (trainable["count"], trainable["dropped"]) == (3, [("no next state", 2)])
+    assert (judged["count"], judged["dropped"]) == (3, [])
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
