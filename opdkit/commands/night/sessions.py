@@ -225,8 +225,10 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
         own, verdicts = list[JSON](), list[JSON]()
         for turn, digest in zip(turns, digest_turns(turns), strict=True):
             judged_in, verdict = judged.get((strip_numbers(name), digest), (0, {}))
-            # The verdict of an earlier night counts only if the turn is still the same.
-            counts = bool(verdict) and turn.turn["skip_reason"] == (None if judged_in == number else READ_BEFORE)
+            # The verdict of an earlier night counts only if the turn is still the same. With --good and --bad, turns
+            # without a next state have verdicts, too.
+            same = (None, NO_NEXT) if judged_in == number else (READ_BEFORE,)
+            counts = bool(verdict) and turn.turn["skip_reason"] in same
             skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
             own.append(turn.turn | {"trainable": counts, "skip_reason": skipped})
             verdicts += [verdict | {"turn_id": turn.turn_id}] if counts else []

@@ -24,6 +24,7 @@ from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
+from opdkit.judge import stage as judge
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review, append
@@ -119,6 +120,21 @@ def test_a_replayed_reply_counts_as_its_user_rated_it_last(tmp_path: Path) -> No
     assert count(home, 3, replay=0.05)[1] == 1
     assert [row["reward"] for row in read_all(run, "verdicts") if row["turn_id"].startswith("log@1")
             and not is_held_out(row["turn_id"].rpartition(":")[0], 0.2)] == [1]  # fmt: skip
+
+
+def test_a_last_reply_with_an_outcome_is_learned_from(tmp_path: Path) -> None:
+    """--good gives it a reward without a reaction. The night learns from it, and a later one can replay it."""
+    home = Home(tmp_path)
+    for number in (1, 2):
+        chats = [chat(f"Where is the {thing}?", "Here.", "What is it?", f"Number {number}.") for thing in THINGS]
+        night = judged_night(home, number, *(one | {"stars": n % 6} for n, one in enumerate(chats)))
+        judge.run(JudgeConfig(run=night.log, judge="rules", good=("metadata.stars>=4",), overwrite=True))
+        last = {row["turn_id"] for row in read_all(night.log, "verdicts") if row["reward"] == 1}
+        assert len([name for name in last if name.endswith(":3")]) == 10
+        assert last <= set(trainable(write(home, number)))
+        night.write(night.record | {"decision": "promoted"})
+    later = judged_night(home, 3, *corrected(*THINGS))
+    assert any(name.endswith(":3") for name in trainable(write(home, later.number)) if name.startswith("log@2"))
 
 
 def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
