@@ -152,8 +152,7 @@ def read_log(run: Path) -> JudgedLog:
     if not hinted:
         why = "only rewards could train it, and what they bring cannot be foreseen" if judged else "judge it first"
         raise OpdkitError(f"{run} has no turn with a hint among {counted(len(judged), 'judged turn')}: {why}")
-    # With --good and --bad, turns without a reaction are judged, too, although they are not trainable.
-    able = sum(turn.turn["trainable"] or turn.turn_id in verdicts for turn in turns)
+    able = sum(turn.skip_reason is None for turn in turns)
     return JudgedLog(judged, verdicts, hinted, able / len(judged))
 
 

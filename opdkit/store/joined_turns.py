@@ -45,6 +45,11 @@ class JoinedTurn:
         return int(self.turn["message_index"])
 
     @property
+    def skip_reason(self) -> str | None:
+        """Return why the turn is not trainable; None if it is. --good and --bad make turns without a reaction so."""
+        return None if self.verdict is not None else self.turn["skip_reason"]
+
+    @property
     def final_verdict(self) -> JSON | None:
         """Verdict with the decision in force applied, as every stage after the judge needs it."""
         return None if self.verdict is None else apply_review(self.verdict, self.review)

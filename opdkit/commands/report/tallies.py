@@ -47,14 +47,15 @@ class Largest(Generic[T]):
 class TurnCounts(Counter[str]):
     """Counts of turns: all, trainable, reviewed, waiting for a verdict, with a reward, with a hint.
 
-    With --good and --bad, turns without a reaction are judged, too: these are trainable, and counted as `outcomes`.
+    `outcomes` are trainable without a reaction, by --good and --bad.
     """
 
     def add(self, turn: RunTurn) -> None:
         """Count a turn; reward and hint are those of the verdict with the decision in force."""
-        is_trainable, is_judged, final = turn.turn["trainable"], turn.verdict is not None, turn.final_verdict
-        self.update(turns=1, trainable=int(is_trainable or is_judged), waiting=int(is_trainable and not is_judged),
-                    outcomes=int(is_judged and not is_trainable), reviewed=int(turn.review is not None))  # fmt: skip
+        is_trainable, final = turn.skip_reason is None, turn.final_verdict
+        self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
+                    waiting=int(is_trainable and turn.verdict is None),
+                    outcomes=int(is_trainable and not turn.turn["trainable"]))  # fmt: skip
         if final is not None:
             self.update(reward=int(final["reward"] is not None), hint=int(final["hint"] is not None))
 

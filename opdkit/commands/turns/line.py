@@ -51,7 +51,7 @@ def make_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
         turn_id=turn.turn_id,
         source=turn.session["source"],
         state=turn.state,
-        skip_reason=turn.turn["skip_reason"],
+        skip_reason=turn.skip_reason,
         **{name: None if verdict is None else verdict[name] for name in VERDICT},
         certainty=None if verdict is None else measure_certainty(verdict),
         review=None if turn.review is None else turn.review.to_json(),

@@ -73,6 +73,7 @@ def _make_view(turn: JoinedTurn, judge: JSON) -> JSON:
     """Return a view without its targets. `judge` is the configuration of the judge."""
     messages = turn.session["messages"]
     view: JSON = {name: turn.turn[name] for name in _TURN} | {name: turn.session[name] for name in _SESSION}
+    view |= {"trainable": turn.skip_reason is None, "skip_reason": turn.skip_reason}
     decision = turn.turn["decision"] or NO_DECISION
     parts = {"rated": "" if decision["rating"] is None else signed(decision["rating"]), "comment": decision["comment"],
              "tags": ", ".join(decision["tags"]), "edited to": decision["edited"],

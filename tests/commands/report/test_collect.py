@@ -23,6 +23,7 @@ from opdkit.commands.report.turn_list import choose_whole, make_columns, order_t
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import load_texts
+from opdkit.commands.turns.view import read_turn_views
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
@@ -211,10 +212,14 @@ def test_turns_that_an_outcome_makes_trainable_are_not_dropped(tmp_path: Path) -
     extract.run(ExtractConfig(run=run, logs=(str(log),), shard="0/1"))
     good, bad = ("metadata.stars>=4",), ("metadata.stars<=1",)
     judge.run(JudgeConfig(run=run, judge="rules", good=good, bad=bad, shard="0/1"))
-    summary = collect(run, 100).summary
+    summary, lines, *_ = collect(run, 100)
     trainable, judged = level(summary, "turns that may be trained on"), level(summary, "judged")
     assert (trainable["count"], trainable["dropped"]) == (3, [("no next state", 2)])
     assert (judged["count"], judged["dropped"]) == (3, [])
+    skipped = {f"log:{n}:1": "no next state" if n in (2, 3) else None for n in range(1, 6)}
+    assert {line.turn_id: line.skip_reason for line in lines} == skipped
+    views = read_turn_views(run, list(skipped))
+    assert [(view["trainable"], view["skip_reason"]) for view in views] == [(not x, x) for x in skipped.values()]
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
