@@ -148,6 +148,8 @@ def conclude_gate(
                for row in domains if row["worse"]]  # fmt: skip
     if all(row["worse"] is None for row in domains):
         reasons.append("right replies cannot be compared: too few prompts have a verdict on both models")
+    elif not any(row["before"] or row["after"] for row in domains):
+        reasons.append("right replies cannot be compared: no reply of either model is right")
     elif max_loss is not None:
         reasons += [f"in {row['domain']}, a loss of {max_loss:g} could go unseen: {counted(row['prompts'], 'prompt')}"
                     for row in own if (row["finds"] or 2) > max_loss and has_room_to_fall(row, max_loss)]  # fmt: skip

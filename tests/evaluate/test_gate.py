@@ -202,6 +202,13 @@ def test_the_same_replies_ship_and_a_single_domain_is_everything() -> None:
     assert (decision.comparisons, decision.reasons) == (1, [])
 
 
+def test_where_no_reply_is_ever_right_nothing_is_compared() -> None:
+    """The check may be wrong, or the limit may cut off each reply."""
+    rows = [row(f"a-{n}", model, False) for n in range(30) for model in ("before", "after")]
+    assert decide_on(rows).reasons == ["right replies cannot be compared: no reply of either model is right"]
+    assert decide_on([one | {"passed": one["model"] == "after"} for one in rows]).ship
+
+
 def test_every_further_domain_makes_the_others_harder_to_stop() -> None:
     fell = answer("a", 7, 0, 30)
     assert not decide_on(fell).ship
