@@ -33,6 +33,8 @@ _SHARES_TO_WATCH = {
 }  # fmt: skip
 # Limits that docs/guide.md names: drift in nats per token, reply length as a factor.
 _DRIFT, MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
+_CUT_OFF = 0.2  # share of cut-off replies before training above which the limit decides the checks, not the model
+_NO_VERDICT = 0.1  # share of prompts without a verdict above which they may decide the conclusion
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if word == BETTER:
         trained = manifest(run, "eval")["plan"]["config"].get("trained")
         path = printable(quote(trained or stage_dir(run, "train") / "model"))  # the present path: runs can be moved
-        then = f"The better model is in {path}: serve it with `vllm serve {path}`, or copy the folder."
+        then = (f"The better model is in {path}: if `opdkit gate {quote(run)}` says so, serve it with "
+                f"`vllm serve {path}`, or copy the folder.")  # fmt: skip
+    elif is_limit_too_low(rows):
+        then = "Measure again with a higher --max-new-tokens, and --overwrite: cut-off replies fail most checks."
     return Conclusion(word, sentence, [*measured, *drift], watch, then)
 
 
@@ -139,6 +144,11 @@ def has_unusual_length(row: JSON) -> bool:
     return bool(row["before"]) and not 1 / _LENGTH < row["after"] / row["before"] < _LENGTH
 
 
+def is_limit_too_low(rows: Mapping[tuple[str, str], JSON]) -> bool:
+    """Return True if the token limit cuts off many replies even of the model before training."""
+    return ("cut_off", ALL) in rows and rows["cut_off", ALL]["before"] > _CUT_OFF
+
+
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     """Return what a reader should look at: drift, length, echoes, and replies that are cut off, hollow or give in."""
     drift, length, cut, echo = (
@@ -152,8 +162,12 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     if length and has_unusual_length(length):
         times = length["after"] / length["before"]
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
-    if cut and cut["difference"] > 0 and has_moved(cut):
+    if cut and (is_limit_too_low(rows) or (cut["difference"] > 0 and has_moved(cut))):
         found.append(f"{cut['after']:.0%} of the replies are cut off by --max-new-tokens, {cut['before']:.0%} before")
+    checked = next((rows[metric, ALL]["count"] for metric in PASSED if (metric, ALL) in rows), 0)
+    if length and 0 < checked < (1 - _NO_VERDICT) * length["count"]:
+        found.append(f"{length['count'] - checked:,} of {counted(length['count'], 'prompt')} have no verdict of the "
+                     "judge on both models, and count neither way")  # fmt: skip
     for metric, words in _SHARES_TO_WATCH.items():
         row = rows.get((metric, ALL))
         if row and row["difference"] > 0 and has_moved(row):

@@ -129,7 +129,8 @@ def test_the_sentence_has_the_shares() -> None:
         "Better: where users corrected the model, 98% of its replies are right (6% before); where nobody "
         "complained, 98% (97% before)."
     )
-    assert conclude(scores, RUN).next.startswith("The better model is in runs/mine/train/model: ")
+    found = conclude(scores, RUN).next
+    assert found.startswith("The better model is in runs/mine/train/model: if `opdkit gate runs/mine` says so, ")
 
 
 @pytest.mark.parametrize(("run", "trained", "path"), [
@@ -171,8 +172,11 @@ def test_without_a_verdict_nothing_is_known_and_the_judge_is_named() -> None:
     (row("reply_tokens", before=20.0, after=28.0), None),
     (row("reply_tokens", before=20.0, after=40.0), "2.0 times as long"),
     (row("reply_tokens", before=20.0, after=10.0), "0.5 times as long"),
-    (row("cut_off", span=FLAT, after=0.1), None),
+    (row("cut_off", span=FLAT, before=0.1, after=0.1), None),
     (row("cut_off", span=UP, after=0.2, before=0.0), "20% of the replies are cut off"),
+    (row("cut_off", span=FLAT, after=0.9, before=0.9), "cut off by --max-new-tokens, 90% before"),
+    (row("reply_tokens", count=33), None),
+    (row("reply_tokens", count=40), "10 of 40 prompts have no verdict of the judge"),
     (row("hint_echo", after=0.5, before=0.5, difference=0.0), None),
     (row("hint_echo", before=0.0, after=0.0125, difference=0.0125), "1.2% of the replies mention a hint"),
 ])  # fmt: skip
@@ -180,6 +184,15 @@ def test_what_is_unusual_is_named(scored: dict, said: str | None) -> None:
     found = conclude([*passed(UP, FLAT), scored], RUN).watch
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
+
+
+def test_a_limit_that_cuts_off_most_replies_is_raised_first() -> None:
+    """A model that thinks ends no reply within the default limit: nothing is right, before and after."""
+    cut = row("cut_off", span=FLAT, before=1.0, after=1.0)
+    for spans, word in (((FLAT, FLAT), SAME), ((None, None), UNKNOWN), ((FLAT, DOWN), WORSE)):
+        found = conclude([*passed(*spans), cut], RUN)
+        assert (found.word, "a higher --max-new-tokens" in found.next) == (word, True)
+    assert "--max-new-tokens" not in conclude([*passed(FLAT, DOWN), cut | {"before": 0.0}], RUN).next
 
 
 def test_a_number_is_a_line() -> None:
