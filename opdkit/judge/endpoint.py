@@ -267,7 +267,8 @@ class Endpoint(Server):
             near = difflib.get_close_matches(self.model, names, n=1)
             offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
             offer = f"{self.model_flag} is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
-        raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
+        said = self.excerpt(error.response)  # it may name another reason: the model cannot chat, or no provider is allowed
+        raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404{said and f': {said}'}). {offer}")
 
     def _find_too_long(self, response: Any, question: str) -> Answer | None:
         """Return a failed answer if an error response says that the prompt does not fit, else None."""

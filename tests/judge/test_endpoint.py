@@ -284,6 +284,15 @@ def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_i
         assert {answer.error for answer in ask(server.url, 3)} == {f"{NO_ANSWER}: filtered"}
 
 
+def test_an_error_in_a_list_is_quoted_like_any_other() -> None:
+    """Google's server puts its errors into a list."""
+    with (
+        serving(lambda body, number: Reply(400, [{"error": {"code": 400, "message": "API key not valid."}}])) as server,
+        pytest.raises(OpdkitError, match=r"HTTP 400\): API key not valid\.$"),
+    ):
+        ask(server.url)
+
+
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
     with serving(lambda body, number: Reply(401, {"error": f"bad key {KEY}"})) as server:
         with pytest.raises(OpdkitError, match="OPENAI_API_KEY"):
@@ -339,6 +348,11 @@ def test_404_names_the_models_on_offer() -> None:
     with (
         serving(lambda body, number: Reply(404, {}), models=[]) as server,
         pytest.raises(OpdkitError, match="no model at all"),
+    ):
+        ask(server.url)
+    with (
+        serving(lambda body, number: Reply(404, {"error": {"message": "This is not a chat model"}}), []) as server,
+        pytest.raises(OpdkitError, match=r"HTTP 404: This is not a chat model\)"),
     ):
         ask(server.url)
 

@@ -148,6 +148,7 @@ class Server:
         """Return the beginning of a response, for an error message; of a JSON error, only the server's own message."""
         try:
             error = response.json()
+            (error,) = error if isinstance(error, list) and len(error) == 1 else [error]  # Google's server
             error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
             error = error.get("message", error) if isinstance(error, dict) else error
         except (ValueError, RecursionError):
