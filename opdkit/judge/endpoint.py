@@ -208,6 +208,9 @@ class Endpoint(Server):
         """Return the answer to the question named `question` in a response with status 200."""
         try:
             document = response.json()
+            if error := find_error(document):
+                limited = isinstance(error, dict) and str(error.get("code")) == "429"
+                raise FailedAttemptError(f"an error with status 200: {self.describe_error(error)}", limited=limited)
             choice, name = document["choices"][0], document.get("model")
             reason = choice.get("finish_reason")
             reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang's own form
@@ -267,7 +270,7 @@ class Endpoint(Server):
             near = difflib.get_close_matches(self.model, names, n=1)
             offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
             offer = f"{self.model_flag} is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
-        said = self.excerpt(error.response)  # it may name another reason: the model cannot chat, or no provider is allowed
+        said = self.excerpt(error.response)  # it may have another reason: the model cannot chat
         raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404{said and f': {said}'}). {offer}")
 
     def _find_too_long(self, response: Any, question: str) -> Answer | None:
@@ -283,6 +286,16 @@ class FirstEndpoint(Endpoint):
 
     who, url_flag, model_flag = "the first judge", "--judge-first-url", "--judge-first"
     name_file = f"first-{NAME_FILE}"
+
+
+def find_error(document: Any) -> Any:
+    """Return the error that a chat completion holds in place of an answer, or beside a part of it; None if it has none.
+
+    OpenRouter writes what fails after it has accepted a request into an answer with status 200, a provider's limit of
+    requests among them. Without this, an outage of a minute would leave empty and interrupted votes.
+    """
+    holders = [document, *(document.get("choices") or ())]
+    return next((error for holder in holders if (error := holder.get("error"))), None)
 
 
 def read_usage(document: Any) -> Usage | None:

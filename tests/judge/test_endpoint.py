@@ -450,6 +450,25 @@ def test_a_partial_answer_is_asked_for_again_and_is_a_failed_vote_at_last(reason
     assert vote.raw == r"At first sight \boxed{1}, but"
 
 
+@pytest.mark.parametrize("content", [None, r"At first sight \boxed{1}, but"])
+@pytest.mark.parametrize("place", ["document", "choice"])
+def test_an_outage_with_status_200_gives_no_votes(content: str | None, place: str) -> None:
+    """OpenRouter answers so if a provider fails, and LiteLLM passes it on with an empty message."""
+    error = {"error": {"code": 502, "message": "Provider returned error"}}
+    outage = completion(content, "error" if content else "stop")
+    (outage.body if place == "document" else outage.body["choices"][0]).update(error)
+    with serving(lambda body, number: outage if number < 3 else GOOD) as server:
+        assert ask(server.url)[0].text == r"Well. \boxed{1}"
+    with serving(lambda body, number: outage) as server, pytest.raises(OpdkitError, match="Provider returned error"):
+        ask(server.url, 3)
+
+
+def test_too_many_requests_with_status_200_use_up_no_retries() -> None:
+    limit = Reply(200, {"error": {"code": 429, "message": "Provider returned error"}})
+    with serving(lambda body, number: limit if number < 5 else GOOD) as server:
+        assert ask(server.url, retries=0)[0].text == r"Well. \boxed{1}"
+
+
 def test_a_filter_that_holds_back_the_message_gives_a_failed_vote() -> None:
     """Google's server then sends a choice without a message."""
     held_back = {"choices": [{"index": 0, "finish_reason": "content_filter: PROHIBITED_CONTENT"}]}

@@ -147,12 +147,15 @@ class Server:
     def excerpt(self, response: Any) -> str:
         """Return the beginning of a response, for an error message; of a JSON error, only the server's own message."""
         try:
-            error = response.json()
-            (error,) = error if isinstance(error, list) and len(error) == 1 else [error]  # Google's server
-            error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
-            error = error.get("message", error) if isinstance(error, dict) else error
+            return self.describe_error(response.json())
         except (ValueError, RecursionError):
-            error = response.text
+            return self._clean(response.text)
+
+    def describe_error(self, error: Any) -> str:
+        """Return the server's own message in a JSON error, or the beginning of the JSON."""
+        (error,) = error if isinstance(error, list) and len(error) == 1 else [error]  # Google's server
+        error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
+        error = error.get("message", error) if isinstance(error, dict) else error
         return self._clean(error if isinstance(error, str) else json.dumps(error))
 
     def _clean(self, text: str) -> str:
