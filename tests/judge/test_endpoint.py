@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any, cast
 
 import openai
 import pytest
@@ -702,6 +703,14 @@ def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeyp
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
     with pytest.raises(OpdkitError, match="SSL_CERT_FILE"):
         ask("https://192.0.2.1/v1")
+
+
+def test_a_certificate_that_is_not_trusted_ends_it_at_once() -> None:
+    error = openai.APIConnectionError(request=cast(Any, None))
+    error.__cause__ = OSError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")
+    failure = client("https://127.0.0.1:9/v1").failure(error)
+    assert isinstance(failure, OpdkitError)
+    assert "SSL_CERT_FILE" in str(failure)
 
 
 # -- one prompt, or the server ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ _TOPIC = "server"
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
     """Yield findings: whether the server has `model`, accepts the key and answers, and how many seconds that takes."""
     from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it loads the OpenAI client
+    from opdkit.model.server.client import CERTIFICATE_REMEDY, NO_CREDIT
 
     base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
@@ -45,29 +46,36 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
             answer = client.post(f"{base}/chat/completions", json=ask | {"max_tokens": 16})
             if answer.status_code in REFUSALS and OTHER_LIMIT in answer.text:  # the judge repeats the request like this
                 answer = client.post(f"{base}/chat/completions", json=ask | {OTHER_LIMIT: 1024})
-            yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
+            if answer.status_code >= 400 and any(f'"{code}"' in answer.text for code in NO_CREDIT):
+                what = f"the key in {api_key_env} has no credit left (HTTP {answer.status_code})"
+                yield Finding(_TOPIC, PROBLEM, what, "buy some, or raise the key's budget")
+            else:
+                yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
         except httpx.TimeoutException:
             what = f"{base} did not answer in {timeout:g} s"
             yield Finding(_TOPIC, PROBLEM, what, "is the model still being loaded?")
         except httpx.HTTPError as error:
-            yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached: {error}", "is it started, is the port right?")
+            is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+            remedy = CERTIFICATE_REMEDY if is_untrusted else "is it started, is the port right?"
+            yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached: {error}", remedy)
 
 
 def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:
+    text = (answer.text.replace(key, "[key]") if key else answer.text)[:200]  # some servers repeat the key
     if answer.status_code in (401, 403):
         remedy = f"{api_key_env} is {'set, but not a key of this server' if key else 'not set'}"
-        return Finding(_TOPIC, PROBLEM, f"{base} refuses (HTTP {answer.status_code})", remedy)
+        return Finding(_TOPIC, PROBLEM, f"{base} refuses (HTTP {answer.status_code}): {text!r}", remedy)
     if answer.status_code == 404:
         remedy = "the address usually ends in /v1" if not base.endswith("/v1") else "is the model's name right?"
-        return Finding(_TOPIC, PROBLEM, f"{base}/chat/completions is not found for {model} (HTTP 404)", remedy)
+        what = f"{base}/chat/completions is not found for {model} (HTTP 404): {text!r}"
+        return Finding(_TOPIC, PROBLEM, what, remedy)
     if answer.status_code == 429:
         return Finding(_TOPIC, NOTE, f"{base} is busy (HTTP 429)", "judge waits and asks again; lower --concurrency")
     try:
         message = answer.json()["choices"][0]["message"]
         said = message.get("content") or message.get("reasoning_content") or message.get("reasoning")
     except (ValueError, LookupError, TypeError, AttributeError):
-        said = answer.text.replace(key, "[key]") if key else answer.text  # some servers repeat the key
-        what = f"{base} sent no chat completion (HTTP {answer.status_code}): {said[:200]!r}"
+        what = f"{base} sent no chat completion (HTTP {answer.status_code}): {text!r}"
         return Finding(_TOPIC, PROBLEM, what, "it must be an OpenAI-compatible server; see its own log")
     state, remedy = (OK, "") if said else (NOTE, "an empty answer counts as no vote")
     return Finding(_TOPIC, state, f"{model} answered {str(said)[:60]!r} in {seconds:.1f} s", remedy)

@@ -19,6 +19,8 @@ from opdkit.model.server.traffic import FailedAttemptError, Traffic
 
 _SHORTEST_KEY = 16  # characters; what is shorter is a stand-in (test, none, EMPTY), and may be a word of an answer
 LONGEST_WAIT = 600.0  # seconds; if a server asks for more (Retry-After), the run ends with an error
+NO_CREDIT = {"insufficient_quota", "budget_exceeded"}  # code or type of an error: OpenAI's; LiteLLM's
+CERTIFICATE_REMEDY = "SSL_CERT_FILE may name a file with the certificate to trust"
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # raised while reading foreign JSON
 
 SendOnce = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
@@ -108,10 +110,13 @@ class Server:
         """Return the error to raise for an error of the client: FailedAttemptError if it may pass."""
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
+            if "CERTIFICATE_VERIFY_FAILED" in str(cause):
+                return OpdkitError(f"{self.where} has a certificate that this machine does not trust "
+                                   f"({self._clean(str(cause))}): {CERTIFICATE_REMEDY}")  # fmt: skip
             return FailedAttemptError(f"the connection broke: {self._clean(f'{type(cause).__name__} {cause}')}")
         response = error.response
         status, excerpt = response.status_code, self.excerpt(response)
-        if {str(error.code), str(error.type)} & {"insufficient_quota", "budget_exceeded"}:  # OpenAI's; LiteLLM's
+        if {str(error.code), str(error.type)} & NO_CREDIT:
             return OpdkitError(f"{self.where}: the key in {self.api_key_env} has no credit left (HTTP {status}: "
                                f"{excerpt}); when it has, start the same command again: finished parts are "
                                "kept")  # fmt: skip

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import huggingface_hub
 import psutil
 import pyarrow as pa
@@ -218,7 +219,11 @@ def test_a_name_that_the_hub_lacks_is_a_problem(monkeypatch):
         (200, completion(None).body, NOTE, "empty answer"),
         (401, "no", PROBLEM, "KEY_OF_TEST is not set"),
         (404, "no", PROBLEM, "/v1"),
+        (404, {"error": "not a chat model"}, PROBLEM, "not a chat model"),
+        (403, {"error": "your country is not supported"}, PROBLEM, "your country"),
         (429, "no", NOTE, "--concurrency"),
+        (429, {"error": {"message": "pay", "code": "insufficient_quota"}}, PROBLEM, "KEY_OF_TEST has no credit left"),
+        (400, {"error": {"message": "pay", "type": "budget_exceeded"}}, PROBLEM, "KEY_OF_TEST has no credit left"),
         (200, "<html>", PROBLEM, "OpenAI-compatible"),
         (200, [], PROBLEM, "OpenAI-compatible"),
         (500, {"error": "x"}, PROBLEM, "OpenAI-compatible"),
@@ -252,6 +257,16 @@ def test_a_judge_that_the_judge_stage_can_ask_is_no_problem(status):
 
 def test_nobody_there_is_a_problem():
     assert "cannot be reached" in problem(list(server.examine("http://127.0.0.1:9", "m", "KEY_OF_TEST", 1.0))).what
+
+
+def test_a_certificate_that_is_not_trusted_is_no_matter_of_the_port(monkeypatch):
+    def fail(*_args: object) -> None:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")
+
+    monkeypatch.setattr(httpx.Client, "get", fail)
+    found = problem(list(server.examine("https://127.0.0.1:9/v1", "m", "KEY_OF_TEST", 1.0)))
+    assert "SSL_CERT_FILE" in found.remedy
+    assert "port" not in found.remedy
 
 
 def test_a_key_of_two_lines_is_a_problem_and_not_shown(monkeypatch):
