@@ -705,6 +705,19 @@ def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeyp
         ask("https://192.0.2.1/v1")
 
 
+def test_a_proxy_before_the_server_is_named(monkeypatch) -> None:
+    """A proxy of the environment reaches no server on the machine itself, which looks like a server that is down."""
+    for name in ("http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://user:secret@127.0.0.1:9")
+    with serving(lambda body, number: GOOD) as server:
+        assert ask(server.url)  # NO_PROXY names it
+        monkeypatch.setenv("NO_PROXY", "localhost,.example.com")
+        with pytest.raises(OpdkitError, match=r"proxy of HTTP_PROXY; NO_PROXY=127\.0\.0\.1 avoids") as caught:
+            ask(server.url, retries=0)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_certificate_that_is_not_trusted_ends_it_at_once() -> None:
     error = openai.APIConnectionError(request=cast(Any, None))
     error.__cause__ = OSError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")

@@ -15,7 +15,7 @@ _TOPIC = "server"
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
     """Yield findings: whether the server has `model`, accepts the key and answers, and how many seconds that takes."""
     from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it loads the OpenAI client
-    from opdkit.model.server.client import CERTIFICATE_REMEDY, NO_CREDIT
+    from opdkit.model.server.client import CERTIFICATE_REMEDY, NO_CREDIT, describe_proxy
 
     base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
@@ -57,7 +57,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
         except httpx.HTTPError as error:
             is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
             remedy = CERTIFICATE_REMEDY if is_untrusted else "is it started, is the port right?"
-            yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached: {error}", remedy)
+            yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached{describe_proxy(base)}: {error}", remedy)
 
 
 def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import openai
 
@@ -42,7 +44,7 @@ class Server:
     ) -> None:
         self.who, self.flag, self.api_key_env, self.timeout = who, flag, api_key_env, timeout
         self.base_url = url.rstrip("/").removesuffix("/chat/completions")
-        self.where = f"{who} at {self.base_url}"
+        self.where = f"{who} at {self.base_url}{describe_proxy(self.base_url)}"
         self.traffic = Traffic(self.where, concurrency, retries, timeout)
         self.key = os.environ.get(api_key_env, "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
@@ -169,6 +171,18 @@ class Server:
 
     def _hide_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if len(self.key) >= _SHORTEST_KEY else text
+
+
+def describe_proxy(url: str) -> str:
+    """Return words for messages about a server that the environment has reached through a proxy; "" without one.
+
+    Clusters often set these variables for all jobs, and their proxy reaches no server on a node.
+    """
+    parts, proxies = urlsplit(url), getproxies()
+    name = next((name for name in (parts.scheme, "all") if proxies.get(name)), None)
+    if name is None or proxy_bypass(parts.netloc):
+        return ""
+    return f" (through the proxy of {name.upper()}_PROXY; NO_PROXY={parts.hostname} avoids it)"
 
 
 def parse_retry_after(value: str) -> float:
