@@ -272,9 +272,9 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     for given, reason in zip(missing, explain_missing(run, [given[0] for given in missing]), strict=True):
         reasons[reason] += len(given)
         if reason == UNKNOWN and len(guesses) < _EXAMPLES:
-            label = given[0]
+            label, kind = given[0], given[0].kind.removesuffix("_id")
             where = f"{file}:{label.line}" if file else f"review {label.line}"
-            guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {suggest_turns(run, label.id)}")
+            guesses.append(f"{where}: no {kind} {label.id!r} in this run; {suggest_turns(run, label.id, kind)}")
     return cases, reasons, guesses
 
 

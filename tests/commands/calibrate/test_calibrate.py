@@ -139,6 +139,8 @@ def test_an_unknown_id_is_met_with_a_similar_one(tmp_path: Path, capsys: pytest.
     assert (
         f"{tmp_path}/labels.jsonl:2: no turn 'chta-2:1' in this run; did you mean chat-2:1" in capsys.readouterr().err
     )
+    calibrated(tmp_path / "sessions", {"chat-1:1": [1], "chat-2:1": [1]}, {"chat-1": 1, "chat-3": 1}, key="session_id")
+    assert "no session 'chat-3' in this run; did you mean chat-2, chat-1?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
