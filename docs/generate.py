@@ -21,7 +21,8 @@ def commands() -> str:
     """Return commands.md: every option of every command, from its declaration."""
     parts = [
         NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table per stage, flags win) "
-        "that `opdkit init` writes. Every command has `--debug`, which shows the traceback of a failure. "
+        "that `opdkit init` writes. `--no-NAME` turns off a switch that the file turns on. Every command has "
+        "`--debug`, which shows the traceback of a failure. "
         "`-h` shows the usual options; the others, in a second table here, work the same way.\n"
     ]
     for name, known in COMMANDS.items():

@@ -1,11 +1,14 @@
 """Tests that the documentation says what the code does."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from opdkit.commands.review.api import parse_decision
+from opdkit.commands.review.spreadsheet import FILLED_IN
 from opdkit.config.train import TrainConfig
 from opdkit.store.tables import APPENDED, TABLES
 from opdkit.train.objective.terms import PRESETS
@@ -112,6 +115,22 @@ def test_the_page_on_privacy_names_every_table() -> None:
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     for table in (*TABLES.values(), *APPENDED.values()):
         assert f"`{table.stage}/{table.name}`" in page
+
+
+def test_the_pages_say_how_to_fill_in_a_sheet_of_decisions_and_how_a_script_decides() -> None:
+    (row,) = re.findall(
+        r"^- \*\*Decisions in a spreadsheet.*?(?=^- )", read_page("export.md"), re.MULTILINE | re.DOTALL
+    )
+    assert all(f"`{word}`" in row for word in (*FILLED_IN, "turn_id", "decision", "none", "accept", "strike"))
+    (answer,) = re.findall(r"^\*\*Can a script review\?.*?\n\n", read_page("faq.md"), re.MULTILINE | re.DOTALL)
+    on_turn, on_group = map(json.loads, re.findall(r"`(\{.*?\})`", answer, re.DOTALL))
+    decided = parse_decision(on_turn)
+    assert (decided.reward, decided.hint) == (on_turn["reward"], on_turn["hint"])
+    assert on_group.keys() == {"group", "action"}
+
+
+def read_page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"commands.md"}))
