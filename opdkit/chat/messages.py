@@ -251,9 +251,20 @@ def _read_part(part: Any) -> str:
     if not isinstance(kind, str) or not _WORD.fullmatch(kind):
         raise Unreadable("content of unknown shape", f"a content part has type {str(kind)[:100]!r}")
     source = part.get("source")  # Anthropic: names the type of the base64 data, which is left out
+    if (text := _read_document(part, source)) is not None:
+        return text
     media = source.get("media_type") if isinstance(source, dict) else None
     known = f": {media}" if isinstance(media, str) and _MEDIA.fullmatch(media) else ""
     return f"[{_PLACEHOLDERS.get(kind, kind)}{known}]"
+
+
+def _read_document(part: JSON, source: Any) -> str | None:
+    """Return the text of Anthropic's search result, or of a document that is not a file; None for any other part."""
+    held = part.get("content") if part["type"] == "search_result" else None
+    if part["type"] == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+        held = source.get("data", source.get("content"))
+    texts = [first_text(block.get("text")) for block in as_list(held) if isinstance(block, dict)]
+    return held if isinstance(held, str) else "\n".join(filter(None, texts)) or None
 
 
 def is_part(value: Any) -> bool:

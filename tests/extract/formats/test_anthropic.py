@@ -73,6 +73,24 @@ def test_what_holds_no_content_is_no_reply(beside):
     assert answered.metadata == {"result": {"passed": True}, "usage": REPLY["usage"]}
 
 
+@pytest.mark.parametrize(("part", "text"), [
+    ({"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a"),
+    ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a"},
+                                                                    {"type": "text", "text": "b"}]}}, "a\nb"),
+    ({"type": "document", "source": {"type": "content", "content": "a"}}, "a"),
+    ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}},
+     "[document: application/pdf]"),
+    ({"type": "document", "source": {"type": "text"}}, "[document]"), ({"type": "document"}, "[document]"),
+    ({"type": "search_result", "source": "u", "title": "t", "content": [{"type": "text", "text": "a"}]}, "a"),
+    ({"type": "search_result", "source": "u", "content": [5, {"type": "image"}]}, "[search_result]"),
+])  # fmt: skip
+def test_the_text_of_a_document_or_a_search_result_is_read(part, text):
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "why?"}]}
+    found = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [part]}]}
+    session = read_one({"system": "s", "messages": [asked, CALL, found]})
+    assert [m["content"] for m in session.messages[1:]] == [f"{text}\nwhy?", CALL["content"][1]["text"], text]
+
+
 def test_cited_passages_of_a_reply_are_one_text():
     cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
     parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
