@@ -208,12 +208,16 @@ def find_time(metadata: JSON) -> datetime.datetime | None:
 
 
 def parse_time(value: Any) -> datetime.datetime | None:
-    """Return the time given by an ISO 8601 text or by s, ms, us or ns since 1970; None for any other value."""
+    """Return the time given by an ISO 8601 text or by s, ms, us or ns since 1970; None for any other value.
+
+    The text may also be that of BigQuery (2026-01-31 12:00:00 UTC), and have slashes (2026/01/31).
+    """
     try:
         if isinstance(value, str):
             number = parse_number(value)
             if number is None:
-                time = datetime.datetime.fromisoformat(value.strip())
+                text = value.strip().removesuffix("UTC").rstrip().replace("/", "-")
+                time = datetime.datetime.fromisoformat(text)
                 return time.replace(tzinfo=time.tzinfo or datetime.UTC).astimezone(datetime.UTC)
             value = number
         if value.__class__ not in (int, float) or not math.isfinite(value) or value <= 0:

@@ -92,9 +92,11 @@ def test_times_of_every_unit():
         seconds * 10**9,
         str(seconds),
         "2026-01-01T01:00:00+01:00",
+        "2026-01-01 00:00:00 UTC",
+        "2026/01/01 00:00",
     ):
         assert parse_time(value) == at
-    assert [parse_time(v) for v in (None, True, -1, 1e400, float("nan"), [], "x")] == [None] * 7
+    assert [parse_time(v) for v in (None, True, -1, 1e400, float("nan"), [], "x", "UTC", "1/2/2026")] == [None] * 9
 
 
 def test_filtered_sessions_are_counted_and_not_written(tmp_path):

@@ -247,6 +247,18 @@ def test_numbers_that_are_written_as_text_give_the_order(tmp_path):
     assert [m["content"] for m in told.messages] == ["t0", "t1", "t9", "t10"]
 
 
+@pytest.mark.parametrize("days", [("12/31/2026, 9:05:00 AM", "12/31/2026, 10:01:00 AM"), ("31.12.2026", "1.1.2027"),
+                                  ("Thu, 31 Dec 2026 09:00:00 GMT", "Fri, 01 Jan 2027 09:00:00 GMT")])  # fmt: skip
+def test_a_time_that_is_not_iso_gives_no_order(tmp_path, days):
+    """Compared as text, these times would put the messages into a wrong order."""
+    rows = [line("x", day, role, role) for day, role in zip(days, ("user", "assistant"), strict=True)]
+    assert [(item.reason, day in item.detail) for item, day in zip(read(tmp_path, MESSAGES, *rows), days, strict=True)
+            ] == [("no order", True)] * 2  # fmt: skip
+    iso = [line("x", f"{year}/01/01 00:00:00 UTC", role, role) for year, role in ((2027, "assistant"), (2026, "user"))]
+    (told,) = read(tmp_path, MESSAGES, *iso)
+    assert [m["content"] for m in told.messages] == ["user", "assistant"]
+
+
 def test_a_message_that_cannot_be_read_marks_the_turns_beside_it(tmp_path):
     rows = [line("x", 1, "user", "u"), line("x", 2, "assistant", "a"), line("x", 3, "robot", "?"),
             line("x", 4, "assistant", "b"), line("x", 5, "user", "v"), line("x", None, "user", "w")]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,8 @@ from opdkit.extract.mapping import FieldMap, value_at
 NAME = "mapped"
 NO_THUMB = f"{LEFT_OUT}rating that is not a thumb"
 _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
+# A time or a date. As text, 10:05 comes before 9:00, and 1/2/2027 before 31/12/2026.
+_TIME = re.compile(r"\d:\d\d|\d[/.]\d{1,2}[/.]\d\d")
 _THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # in addition to the words of read_rating
 
 
@@ -285,6 +288,7 @@ def _rank(fields: FieldMap, record: JSON) -> tuple[int, float, str]:
     time = parse_time(value)
     if time is not None:
         return 0, time.timestamp(), ""
-    if isinstance(value, str):
+    if isinstance(value, str) and not _TIME.search(value):
         return 1, 0.0, value
-    raise Unreadable("no order", f"nothing at {_format_path(fields.order)}")
+    found = "nothing" if value is None else f"{str(value)[:100]!r}, which is no ISO time,"
+    raise Unreadable("no order", f"{found} at {_format_path(fields.order)}")
