@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -247,6 +247,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     for label in labels:
         labelled.setdefault((label.kind, label.id), []).append(label)
     verdicts: dict[tuple[str, str], list[Judged]] = {}
+    not_by_votes = set[str]()  # turns with a reward from the log, and their sessions
     plan = manifest(run, "judge")["plan"]
     is_cascade, is_weighed = "escalated" in plan["schemas"], plan["config"].get("weigh_votes")
     for part in range(count_parts(run, "judge")):
@@ -254,6 +255,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
         votes_of_first = {row["turn_id"]: _read_votes(row) for row in left}
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
             if row["reward_status"] in NOT_BY_VOTES:
+                not_by_votes.update((row["turn_id"], session_of(row["turn_id"])))
                 continue
             votes, first = _read_votes(row), votes_of_first.get(row["turn_id"])
             session_id, scores = session_of(row["turn_id"]), tuple(score for score, _ in votes)
@@ -269,7 +271,8 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     if not missing:
         return cases, Counter(), []
     reasons, guesses = Counter[str](), list[str]()
-    for given, reason in zip(missing, explain_missing(run, [given[0] for given in missing]), strict=True):
+    why = explain_missing(run, [given[0] for given in missing], not_by_votes)
+    for given, reason in zip(missing, why, strict=True):
         reasons[reason] += len(given)
         if reason == UNKNOWN and len(guesses) < _EXAMPLES:
             label, kind = given[0], given[0].kind.removesuffix("_id")
@@ -282,8 +285,8 @@ def _read_votes(row: JSON) -> list[tuple[int | None, float | None]]:
     return [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
 
 
-def explain_missing(run: Path, labels: list[Label]) -> Iterator[str]:
-    """Yield why each of these labels has no verdict.
+def explain_missing(run: Path, labels: list[Label], not_by_votes: Set[str]) -> Iterator[str]:
+    """Yield why each of these labels has no verdict of votes. `not_by_votes`: ids of those with rewards from the log.
 
     A run does not store the sessions that extract left out, so an unknown id of a known input counts as left out.
     """
@@ -300,7 +303,9 @@ def explain_missing(run: Path, labels: list[Label]) -> Iterator[str]:
                                          ("--filter", extract["config"].get("filter"))) if given]  # fmt: skip
     for label in labels:
         session = label.id if label.kind == "session_id" else session_of(label.id)
-        if label.id in (sessions if label.kind == "session_id" else turns):
+        if label.id in not_by_votes:
+            yield "reward from the log"
+        elif label.id in (sessions if label.kind == "session_id" else turns):
             yield "not judged" if sessions[session] else "not judged (--limit)"
         elif left_out and session not in sessions and session.partition(":")[0] in extract["inputs"]:
             yield f"not extracted ({', '.join(left_out)})"

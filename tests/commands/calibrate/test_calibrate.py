@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from judged_runs import judged_run
 from labelled_runs import labelled_run
+from runs import talk, write_extract
 from sample_world import DATA
 from sklearn.metrics import cohen_kappa_score
 
@@ -258,6 +259,16 @@ def test_what_a_limit_or_a_filter_left_out_is_not_unknown(tmp_path: Path) -> Non
     assert set_aside("neither", first=500) == {"unknown id": 2}, "a limit that left nothing out"
     kept = set_aside("filter", keep=("format=sharegpt",))
     assert kept == {"not extracted (--filter)": 3, "unknown id": 1}, "of a session that is not there any turn may be"
+
+
+def test_rewards_from_the_log_are_no_votes(tmp_path: Path) -> None:
+    """Their turns are judged: the label is set aside for another reason."""
+    sessions = {f"s{n}": talk("hi", "ho", "thanks") for n in range(3)}
+    judged = write_extract(tmp_path, sessions, metadata={"s1": {"stars": 5}})
+    judge.run(JudgeConfig(run=judged, judge="rules", good=("metadata.stars>=4",)))
+    given = [labels.Label("turn_id", f"s{n}:1", 1, n) for n in range(2)] + [labels.Label("session_id", "s1", 1, 3)]
+    cases, reasons, _ = labels.match_verdicts(judged, given, None)
+    assert ([case.key[1] for case in cases], reasons) == (["s0:1"], {"reward from the log": 2})
 
 
 def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
