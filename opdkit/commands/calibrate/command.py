@@ -143,7 +143,7 @@ def count_by_session(cases: list[Case], how: str, way: str) -> Array:
     by_session = dict[str, Array]()
     for case in cases:
         reward = voting.combine_rewards(how, (turn.rewards[way] for turn in case.turns))
-        matrix = by_session.setdefault(case.session_id, np.zeros((3, 3)))
+        matrix = by_session.setdefault(case.conversation, np.zeros((3, 3)))
         if reward is not None and case.label is not None:
             matrix[case.label + 1, reward + 1] += 1
     return np.stack([matrix.ravel() for matrix in by_session.values()])
@@ -163,7 +163,7 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
     sizes = voting.choose_sizes(most)
     by_session = dict[str, Array]()  # session -> expected numbers of right answers and of all answers [sizes, 2]
     for case in full:
-        sums = by_session.setdefault(case.session_id, np.zeros((len(sizes), 2)))
+        sums = by_session.setdefault(case.conversation, np.zeros((len(sizes), 2)))
         for i, k in enumerate(sizes):
             turns = (voting.find_subset_rewards(voting.count_votes(turn.scores), k) for turn in case.turns)
             rewards = voting.combine_distributions(config.session_reward, turns)

@@ -18,7 +18,7 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import count_parts, count_sessions_within, read_all, read_arrow, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, read_reviews_in_force
 from opdkit.store.spreadsheet import read_csv_rows, read_utf8, unescape
-from opdkit.store.turn_ids import session_of
+from opdkit.store.turn_ids import conversation_id, session_of
 
 T = TypeVar("T")
 
@@ -97,8 +97,9 @@ class Case:
         return self.labels[0].kind, self.labels[0].id
 
     @property
-    def session_id(self) -> str:
-        return self.turns[0].session_id
+    def conversation(self) -> str:
+        """Return the id of the conversation, which is resampled as one."""
+        return conversation_id(self.turns[0].session_id)
 
     @cached_property
     def label(self) -> int | None:

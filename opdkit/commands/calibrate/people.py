@@ -47,14 +47,14 @@ def score_people(
     # For each rater but people: its answer on every turn, as a distribution over the labels.
     said = [np.eye(3)[rewards_N + 1] for rewards_N in np.transpose(rewards_NJ)]
     said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
-    sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
+    sessions = {name: s for s, name in enumerate(dict.fromkeys(case.conversation for case in cases))}
     rows = []
     for against in ("person", "majority") if most > 2 else ("person",):  # for two labels, both are the same
         people_N33 = count_meetings(counts_N3, of_majority=against == "majority")
         target_N3 = people_N33.sum(2) if most > 1 else shares_N3
         matrices_NW = np.stack([people_N33, *(target_N3[:, :, None] * one_N3[:, None] for one_N3 in said)], axis=1)
         sums_SF = np.zeros((len(sessions), matrices_NW[0].size))
-        np.add.at(sums_SF, [sessions[case.session_id] for case in cases], matrices_NW.reshape(len(cases), -1))
+        np.add.at(sums_SF, [sessions[case.conversation] for case in cases], matrices_NW.reshape(len(cases), -1))
         resampled_BW = resample_sums(sums_SF, seed).reshape(-1, len(names), 3, 3)
         rows += _compare(against, names, matrices_NW.sum(0), resampled_BW, weights, len(sessions) >= FEWEST)
     raters, pairs, kappas = _score_raters(cases, rewards_NJ, weights)

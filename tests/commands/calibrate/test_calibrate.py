@@ -284,6 +284,16 @@ def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
     assert [point.interval for point in unanswered.curve[:2]] == [found.accuracy_interval] * 2
 
 
+def test_the_branches_of_a_conversation_are_resampled_as_one(tmp_path: Path) -> None:
+    votes, spans = {f"s{n}:1": [1 - n % 2] for n in range(5)}, []
+    for name in ("s5", "s4#branch-2"):
+        (tmp_path / name).mkdir()
+        given = votes | {f"{name}:3": [0]}
+        spans.append(calibrated(tmp_path / name, given, dict.fromkeys(given, 1)).accuracy_interval)
+    assert spans[0] is not None
+    assert spans[1] is None, "fewer than six"
+
+
 def test_the_labels_of_sample_data(tmp_path: Path) -> None:
     """The verdicts follow the labels: accuracy and kappa are 1, and hints are where something was wanted."""
     found = measure(CalibrateConfig(run=labelled_run(tmp_path / "run"), labels=DATA / "labels.jsonl"))
