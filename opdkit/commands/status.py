@@ -46,7 +46,8 @@ def run(config: StatusConfig) -> None:
     for run, stage in started:
         summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
         table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
-        summary.stage = find_command(run, stage) + name  # rollout may have written the extract stage
+        # Rollout may have written both stages: to extract, it takes hinted turns; its verdicts are on the replies.
+        summary.stage = (find_command(run, stage) if stage == "extract" else stage) + name
         lines.append(summary.rows())
     if decided := read_reviews_in_force(directory):
         outdated = find_outdated_targets(directory)

@@ -12,9 +12,11 @@ from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 from rollout_runs import everything, rows, scored
 from sample_world import DATA, MODEL
 
+from opdkit.commands import status
 from opdkit.config.commands import configure
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.status import StatusConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.rollout import stage as rollout
@@ -82,6 +84,14 @@ def test_missing_parts_are_written_again_with_the_same_rows(config, whole) -> No
     rollout.run(config())
     assert everything(run) == whole
     assert not list(run.glob("*/.tmp/*"))
+
+
+def test_status_names_what_each_stage_took(config, capsys) -> None:
+    rollout.run(config(samples=3))
+    status.run(StatusConfig(run=config().run))
+    printed = capsys.readouterr().out
+    assert "rollout: 6 hinted turns in, 18 replies out, 0 dropped" in printed
+    assert "judge: 18 turns in, 18 verdicts out, 0 dropped" in printed
 
 
 def test_a_limit_counts_sessions_of_the_source(config, whole) -> None:
