@@ -21,7 +21,19 @@ from rich.text import Text
 from opdkit.config.fields import JSON
 from opdkit.console import counted, make_plain_table, printable, stdout
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
-from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, choose_shares, choose_word
+from opdkit.evaluate.conclusion import (
+    BETTER,
+    DRIFT,
+    MIXED,
+    SAME,
+    UNKNOWN,
+    WHERE,
+    WORSE,
+    by_name,
+    choose_shares,
+    choose_word,
+    find_unusual,
+)
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, make_reply_scores, print_scores
 from opdkit.store.plans import manifest
@@ -57,6 +69,7 @@ class Comparison:
     scores: dict[str, list[JSON]]  # per training but the first: rows as in `scores`, the first training as "before"
     trainings: list[JSON]  # per training: the options that differ, and _FACTS
     replies: list[JSON]  # per prompt with different greedy replies: the replies of all trainings
+    watch: list[str]  # what is unusual about each training, beside the model before it
 
     def __repr__(self) -> str:
         with stdout.capture() as printed:
@@ -90,7 +103,9 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     for training in trainings:
         training["options"] = {name: training["options"].get(name) for name in differing}
     scores = {name: pairs[first, name] for name in others}
-    return Comparison(conclude_pairs(list(runs), pairs), scores, trainings, find_replies(sides))
+    unusual = {name: find_unusual(by_name(read_part(run, "scores", 0))) for name, run in runs.items()}
+    watch = [f"{name}: {line}" for name, lines in unusual.items() for line in lines]
+    return Comparison(conclude_pairs(list(runs), pairs), scores, trainings, find_replies(sides), watch)
 
 
 def score_pair(first: Side, other: Side, seed: int) -> list[JSON]:
@@ -184,7 +199,10 @@ def find_replies(sides: Sequence[Side]) -> list[JSON]:
 
 def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
     """Print a comparison on stdout: the sentence, the scores, the trainings side by side, and replies that differ."""
-    stdout.print(f"{printable(comparison.sentence)}\n", style="bold", markup=False)
+    stdout.print(printable(comparison.sentence), style="bold", markup=False)
+    for line in comparison.watch:
+        stdout.print(f"  look: {printable(line)}", markup=False)
+    stdout.print()
     for name, scores in comparison.scores.items():
         print_scores(scores, [], (comparison.trainings[0]["training"], name))
     table = make_plain_table("", show_header=False)

@@ -101,6 +101,12 @@ def test_a_model_that_another_run_trained_has_none_of_this_one_s_facts(run, tmp_
     assert facts["a"]["options"] == facts["b"]["options"] == {}, "the options of one training differ from no others"
 
 
+def test_what_is_unusual_about_each_training_is_said(made, monkeypatch) -> None:
+    """The training with more right replies may have hacks that the sentence does not show."""
+    monkeypatch.setattr(comparison, "find_unusual", lambda rows: [f"{rows['cut_off', 'all']['metric']} is high"])
+    assert compare(CompareConfig(run=made)).watch == ["a: cut_off is high", "b: cut_off is high"]
+
+
 def test_who_is_compared(run, plain_model_dir, tmp_path) -> None:
     assert names(run) == names(run, "a", "b") == ["a", "b"]
     assert names(run, "b", "a") == ["b", "a"], "differences are to the first"
@@ -201,7 +207,7 @@ def test_it_is_printed_in_80_columns_as_json_and_from_python(made) -> None:
     printed = CliRunner().invoke(app, ["compare", str(made), "--replies", "2"], env={"COLUMNS": "80"}).stdout
     found = opdkit.Run(made).compare("a", "b")
     first, _, rest = printed.partition("\n\n")
-    assert " ".join(first.split()) == found.sentence
+    assert " ".join(first.split()) == " look: ".join([found.sentence, *found.watch])
     assert all(len(line) <= 80 for line in printed.splitlines())
     assert "--objective" in rest
     assert rest.count("\n  a (") == 2

@@ -169,7 +169,8 @@ def test_tables_are_texts() -> None:
         ["--objective", "opd", "None"],
         ["optimizer steps", "1,234", "-"],
     ]
-    shown = repr(Comparison("a is better than b: \x1b[31mred.", {"b": scores}, facts, []))
+    shown = repr(Comparison("a is better than b: \x1b[31mred.", {"b": scores}, facts, [], ["[red]b: much"]))
+    assert shown.splitlines()[1] == "  look: [red]b: much"
     assert shown.count("[red]a") == 3, "a name is no markup"
     assert [row.split() for row in shown.splitlines() if " own " in row] == [
         ["own", "0.000", "0.500", "-", "-", "6"]

@@ -107,7 +107,8 @@ def describe_comparison(run: Path) -> JSON | None:
     except OpdkitError as error:
         return {"sentence": str(error), "tables": []}
     scores = [score_rows(rows, (compared.trainings[0]["training"], name)) for name, rows in compared.scores.items()]
-    return {"sentence": compared.sentence, "tables": [make_training_rows(compared.trainings), *scores]}
+    return {"sentence": compared.sentence, "watch": compared.watch,
+            "tables": [make_training_rows(compared.trainings), *scores]}  # fmt: skip
 
 
 def find_dominant(shares: JSON) -> list[str]:

@@ -295,7 +295,8 @@ def test_several_trainings_have_a_section_and_one_has_none(
     path.write_text(make_page(made), encoding="utf-8")
     watched = opened(path)
     watched.says("#answer", found.sentence)  # the run itself has no training
-    watched.says("#comparison", found.sentence)
+    for said in (found.sentence, *(f"Look: {line}." for line in found.watch)):
+        watched.says("#comparison", said)
     watched.says("#sections", "Trainings")
     watched.says("#comparison", "--objective")
     watched.page.locator("#comparison summary").click()

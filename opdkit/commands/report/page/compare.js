@@ -4,6 +4,7 @@
 function showComparison(found) {
   if (!found) return;
   fill("comparison", quoted(found.sentence, "p", "sentence said"));
+  fill("comparison", ...(found.watch ?? []).map((line) => quoted(`Look: ${line}.`, "p", "notice")));
   for (const [place, [head, ...rows]] of found.tables.entries()) {
     const shown = table(
       head.map((name) => quoted(name)),
