@@ -13,10 +13,10 @@ import numpy as np
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import add_sign, counted, print_line, printable, stdout
+from opdkit.console import add_sign, counted, print_line, printable, stdout, verb
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import compute_chance_of_rise
-from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
+from opdkit.evaluate.checks import AFTER_CORRECTION, ALL, CORRECTED, UNCORRECTED
 from opdkit.store.plans import check_upstream, find_upstream_change, manifest, stage_dir
 from opdkit.store.reading import is_written, read_part
 
@@ -87,6 +87,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
         if (row["high"] or 0) < 0 and not has_moved(row, LEVEL / len(measured)):
             watch.append(f"{WHERE[row['domain']]}, fewer replies are right, though chance is not ruled out: read those "
                          "that became wrong, and measure more prompts, before you use the model")  # fmt: skip
+    watch += find_unmeasured(rows, measured)
     where = f" what changed {' and '.join(few)}" if len(measured) > 1 else ""
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"too few prompts to tell{where}"}.get(word):
         shares.insert(0, reason)
@@ -103,6 +104,10 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
                 f"`vllm serve {path}`, or copy the folder.")  # fmt: skip
     elif is_limit_too_low(rows):
         then = "Measure again with a higher --max-new-tokens, and --overwrite: cut-off replies fail most checks."
+    elif all(row["before"] == row["after"] == 0 for row in measured):
+        then = f"No reply passes its check: read some, `opdkit report {quote(run)}`, and correct the checks."
+    elif all(row["before"] == row["after"] == 1 for row in measured):
+        then = "Each reply passes its check: write prompts that the model before training gets wrong."
     return Conclusion(word, sentence, [*measured, *drift], watch, then)
 
 
@@ -142,6 +147,19 @@ def has_moved(row: JSON, level: float = LEVEL) -> bool:
 def has_unusual_length(row: JSON) -> bool:
     """Return True if the replies became much shorter or longer; `row` is that of the metric `reply_tokens`."""
     return bool(row["before"]) and not 1 / _LENGTH < row["after"] / row["before"] < _LENGTH
+
+
+def find_unmeasured(rows: Mapping[tuple[str, str], JSON], measured: Sequence[JSON]) -> list[str]:
+    """Return what the `measured` shares leave out: prompts without the field `corrected`, or what was forgotten.
+
+    Prompts that `--from-log` makes of replies to corrections lack the field on purpose.
+    """
+    metric, domains = measured[0]["metric"], {row["domain"] for row in measured}
+    after_correction = rows.get((metric, AFTER_CORRECTION), {"count": 0})["count"]
+    left = rows[metric, ALL]["count"] - sum(row["count"] for row in measured) - after_correction
+    if left > 0:
+        return [f"{counted(left, 'prompt')} without the field corrected {verb(left, 'is', 'are')} in no share above"]
+    return ['no prompt says "corrected": false, so what the model forgot is not measured'] * (domains == {CORRECTED})
 
 
 def is_limit_too_low(rows: Mapping[tuple[str, str], JSON]) -> bool:

@@ -195,6 +195,28 @@ def test_a_limit_that_cuts_off_most_replies_is_raised_first() -> None:
     assert "--max-new-tokens" not in conclude([*passed(FLAT, DOWN), cut | {"before": 0.0}], RUN).next
 
 
+def test_what_the_shares_leave_out_is_named() -> None:
+    """Prompts without the field may have become worse. Those after a correction lack it on purpose."""
+
+    def watch(*scores: dict) -> list[str]:
+        return conclude([row("passed_sampled", "all", count=90), *scores], RUN).watch
+
+    rose, kept = row("passed_sampled", "corrected", UP), row("passed_sampled", "uncorrected")
+    assert watch(rose, kept) == ["30 prompts without the field corrected are in no share above"]
+    assert watch(rose, kept, row("passed_sampled", "directly after a correction")) == []
+    (forgot,) = watch(rose | {"count": 90})
+    assert "forgot is not measured" in forgot
+    assert watch() == watch(kept | {"count": 90}) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, "No reply passes"), (1.0, "Each reply passes"), (0.5, "Train on more")]
+)
+def test_checks_that_tell_no_replies_apart_are_corrected_first(share: float, said: str) -> None:
+    scores = [score | {"before": share, "after": share} for score in passed(FLAT, FLAT)]
+    assert conclude(scores, RUN).next.startswith(said)
+
+
 def test_a_number_is_a_line() -> None:
     measured = row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
     with stdout.capture() as printed:
