@@ -4,6 +4,8 @@
   up early, and the next attempt has more time.
 - A pause that the server asks for (Retry-After) applies to all requests.
 - While no request is answered, no new request begins, so a dead server costs only the attempts of a few requests.
+- While a limit of the server holds up as many requests as may run at once, no new request begins. Else, a server that
+  allows 20 requests per minute would refuse a crowd that grows, each of them for an hour.
 
 The client library's own retries do none of this: each request waits on its own account and holds its slot.
 """
@@ -21,7 +23,7 @@ from opdkit.errors import OpdkitError
 SendOnce = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> its answer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
-LONGEST_LIMIT = 1800.0  # seconds for which "too many requests" (with or without Retry-After) may delay a request
+LONGEST_LIMIT = 1800.0  # seconds for which "too many requests" may delay a request while the server answers no other
 
 # An attempt is given up early when it takes this many times as long as the slowest of the last answers, and at least
 # SHORTEST seconds. The next attempt has twice the time, and so on up to --timeout, so at most two thirds of the work on
@@ -67,6 +69,8 @@ class Traffic:
         self.answers = self.failures = self.failures_in_a_row = 0
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # that the last answers took
         self._under_way: dict[_History, asyncio.Timeout] = {}
+        self._limited = set[_History]()  # requests that wait because there were too many
+        self._last_answer = 0.0  # event-loop time
         self._closed_until = 0.0  # event-loop time until which the server asked for no requests
         self._failure_said = False
 
@@ -86,6 +90,7 @@ class Traffic:
         self._trial = trial
         self._slots, self._answering = asyncio.Semaphore(self.concurrency), asyncio.Event()
         self._answering.set()
+        self._limited.clear()
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,7 +123,7 @@ class Traffic:
             try:
                 async with asyncio.timeout(self._limit_seconds(history)) as self._under_way[history]:
                     answer = await attempt(request)
-                    self._count_answer(clock() - history.began)
+                    self._count_answer(clock(), history)
                 break
             except TimeoutError:
                 failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds (--timeout)")
@@ -148,9 +153,17 @@ class Traffic:
                 await asyncio.sleep(failure.pause or longest * random_share)
             await self._take_slot(first_attempt=False)
         self.failures_in_a_row = 0
-        self._answering.set()
+        self._limited.discard(history)
+        self._set_answering()
         on_answer(1)
         return answer
+
+    def _set_answering(self) -> None:
+        """Let new requests begin, unless the server answers none, or a limit holds up as many as may run at once."""
+        if max(self.failures_in_a_row, len(self._limited)) < self.concurrency:
+            self._answering.set()
+        else:
+            self._answering.clear()
 
     async def _is_well(self) -> bool:
         """Return True if the server answers the trial request."""
@@ -169,10 +182,11 @@ class Traffic:
             return self.timeout
         return min(self.timeout, max(SHORTEST, FAR_LONGER * max(self._seconds)) * 2**history.early)
 
-    def _count_answer(self, seconds: float) -> None:
+    def _count_answer(self, now: float, answered: _History) -> None:
         """Count an answer of the server, and adapt the time limits of the other attempts under way to its duration."""
         self.answers += 1
-        self._seconds.append(seconds)
+        self._last_answer = now
+        self._seconds.append(now - answered.began)
         for history, timeout in self._under_way.items():
             if not timeout.expired():
                 timeout.reschedule(history.began + self._limit_seconds(history))
@@ -190,9 +204,10 @@ class Traffic:
         self.failures_in_a_row += 1
         self.failed_attempts[failure.reason.partition(":")[0]] += 1
         self._closed_until = max(self._closed_until, now + failure.pause)
-        if self.failures_in_a_row >= self.concurrency:
-            self._answering.clear()
-        waited = now - history.first_failed
+        if failure.limited:
+            self._limited.add(history)
+        self._set_answering()
+        waited = now - max(history.first_failed, self._last_answer)
         used_up = waited > LONGEST_LIMIT if failure.limited else history.counted > self.retries
         if failure.early or not used_up:
             return None

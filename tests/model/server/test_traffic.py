@@ -167,6 +167,23 @@ def test_a_server_that_limits_for_minutes_is_sat_out(told: float) -> None:
         assert len(simulation.sent) < 45 * 16 + 200
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_server_that_allows_few_requests_per_minute_gives_all_answers(told: bool) -> None:
+    """Each request gets through long before LONGEST_LIMIT, however many there are, and most are refused a few times."""
+    per_minute, used = 20, Counter[int]()
+
+    def script(_i: int, _attempt: int, now: float) -> tuple[float, FailedAttemptError | None]:
+        used[int(now // 60)] += 1
+        if used[int(now // 60)] <= per_minute:
+            return 1.0, None
+        return 0.1, FailedAttemptError("HTTP 429", pause=60 - now % 60 if told else 0.0, limited=True)
+
+    simulation = Simulation(script, 1000)
+    assert simulation.run() < 1.1 * 60 * len(simulation.answers) / per_minute
+    assert set(simulation.answers) == {DONE}
+    assert len(simulation.sent) < 6 * len(simulation.answers)
+
+
 def test_a_server_that_only_limits_is_given_up() -> None:
     simulation = Simulation(lambda *_: (0.1, FailedAttemptError("HTTP 429: slow down", limited=True)), 1000)
     with pytest.raises(OpdkitError, match="HTTP 429: slow down"):
