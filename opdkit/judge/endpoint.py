@@ -59,7 +59,9 @@ _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  
 _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
     r"exceeds the max.{0,20} (?:tokens|length)|maximum (?:model|prompt) length|reduce the length of the|"
-    r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length", re.I)  # fmt: skip
+    r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length|"
+    r"request too large for", re.I)  # fmt: skip
+_OVER_LIMIT = re.compile(r"request too large for", re.I)  # longer than what a minute may take (OpenAI; Groq as a 413)
 REFUSALS = (400, 403, 422)  # for a refused prompt, or a parameter that a server or a model does not take
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # beginning of the "param" of an error about a prompt
@@ -275,7 +277,9 @@ class Endpoint(Server):
 
     def _find_too_long(self, response: Any, question: str) -> Answer | None:
         """Return a failed answer if an error response says that the prompt does not fit, else None."""
-        if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
+        status, text = response.status_code, response.text
+        pattern = {400: _TOO_LONG, 413: _TOO_LONG, 422: _TOO_LONG, 429: _OVER_LIMIT}.get(status)
+        if pattern and pattern.search(text):
             or_fewer = " or --max-new-tokens" * (question in ("hint", "reward"))  # many servers add them to the prompt
             return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}{or_fewer}")
         return None

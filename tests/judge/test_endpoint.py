@@ -418,6 +418,8 @@ def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> Non
         Reply(400, {"error": {"message": "<400> InvalidParameter: Range of input length should be [1, 8]"}}),
         Reply(422, {"error": "Input validation error: `inputs` must have less than 8 tokens. Given: 9"}),
         Reply(400, {"message": "too many tokens: total number of tokens in the prompt cannot exceed 8"}),
+        Reply(413, {"error": {"message": "Request too large for model `m` on tokens per minute (TPM): Limit 8"}}),
+        Reply(429, {"error": {"message": "Request too large for m on tokens per min (TPM): Limit 8, Requested 9"}}),
     ],
 )
 def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
