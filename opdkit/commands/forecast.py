@@ -41,10 +41,9 @@ from opdkit.judge.stage import MODEL_JUDGES, SERVED
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters, list_reasons
-from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.joined_turns import JoinedTurn, all_joined_turns
 from opdkit.store.plans import check_upstream, manifest
-from opdkit.store.reading import count_parts, summary_of
-from opdkit.store.reviews import read_reviews_in_force
+from opdkit.store.reading import summary_of
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import conversation_id, session_of
@@ -143,9 +142,7 @@ def predict(config: ForecastConfig) -> JSON:
 
 def read_log(run: Path) -> JudgedLog:
     """Return the judged turns of a run. Raises OpdkitError if none of them has a hint."""
-    reviews = read_reviews_in_force(run)
-    turns = [turn for part in range(count_parts(run, "judge"))
-             for turn in joined_turns(run, part, reviews=reviews, partial=True)]  # fmt: skip
+    turns = list(all_joined_turns(run, partial=True))
     verdicts = {turn.turn_id: turn.final_verdict for turn in turns if turn.final_verdict is not None}
     judged = [turn for turn in turns if turn.turn_id in verdicts]
     hinted = [turn for turn in judged if verdicts[turn.turn_id]["hint"]]

@@ -35,8 +35,7 @@ from opdkit.judge.claims import choose_wording
 from opdkit.judge.votes import holds_reply
 from opdkit.judge.words import drop_judgements
 from opdkit.model.behavior_policy import is_other_model
-from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
-from opdkit.store.reading import count_parts
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, all_joined_turns, by_session
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out
@@ -101,22 +100,21 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     """
     examples = list[tuple[int, str, Reaction]]()  # a heap of (minus the hash of the turn id, the turn id, the reaction)
     seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of this conversation's branches so far
-    for part in range(count_parts(run, "judge")):
-        for turns in joined_sessions(run, part, CHECKED, partial=True):
-            session_id = turns[0].session_id
-            is_kept = is_held_out(session_id, holdout)
-            if find_id_in_log(session_id) != conversation:
-                conversation, verdicts = find_id_in_log(session_id), {}
-            judged = _find_verdicts([turn for turn in turns if turn.index], verdicts)
-            for reaction in _find_reactions(judged, is_kept):
-                turn_id, hint = reaction.turn.turn_id, str(reaction.hint)
-                seen[hint] += reaction.kind == COMPLAINT
-                if is_kept:
-                    yield reaction
-                elif reaction.kind == COMPLAINT and seen[hint] <= _EXAMPLES:
-                    heapq.heappush(examples, (-stable_hash(turn_id), turn_id, reaction))
-                    if len(examples) > _ALL_EXAMPLES:
-                        heapq.heappop(examples)
+    for turns in by_session(all_joined_turns(run, CHECKED, partial=True)):
+        session_id = turns[0].session_id
+        is_kept = is_held_out(session_id, holdout)
+        if find_id_in_log(session_id) != conversation:
+            conversation, verdicts = find_id_in_log(session_id), {}
+        judged = _find_verdicts([turn for turn in turns if turn.index], verdicts)
+        for reaction in _find_reactions(judged, is_kept):
+            turn_id, hint = reaction.turn.turn_id, str(reaction.hint)
+            seen[hint] += reaction.kind == COMPLAINT
+            if is_kept:
+                yield reaction
+            elif reaction.kind == COMPLAINT and seen[hint] <= _EXAMPLES:
+                heapq.heappush(examples, (-stable_hash(turn_id), turn_id, reaction))
+                if len(examples) > _ALL_EXAMPLES:
+                    heapq.heappop(examples)
     yield from (reaction for *_, reaction in sorted(examples, reverse=True))
 
 
@@ -159,12 +157,11 @@ def count_reactions(run: Path, reactions: Sequence[Reaction]) -> ReactionCounts:
     """Count how all users reacted to each reply in the held-out sessions, wherever the log has the same reply."""
     counts: ReactionCounts = {key: Counter() for reaction in reactions
                               if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
-    for part in range(count_parts(run, "judge")) if counts else ():
-        for turn in joined_turns(run, part, CHECKED, partial=True):
-            verdict = turn.final_verdict
-            if verdict is not None and turn.index and (own := counts.get(_make_key(turn))) is not None:
-                label = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])
-                own.update([label] if label else [])
+    for turn in all_joined_turns(run, CHECKED, partial=True) if counts else ():
+        verdict = turn.final_verdict
+        if verdict is not None and turn.index and (own := counts.get(_make_key(turn))) is not None:
+            label = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])
+            own.update([label] if label else [])
     return counts
 
 

@@ -6,7 +6,7 @@ hint say nothing about what a new reply should do, so they are left out for the 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import JSON
@@ -14,8 +14,7 @@ from opdkit.config.wording import Texts
 from opdkit.evaluate.checks import ALL, Criterion, HeldOutPrompt
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS
-from opdkit.store.joined_turns import CHECKED, joined_turns
-from opdkit.store.reading import count_parts
+from opdkit.store.joined_turns import CHECKED, all_joined_turns, by_session
 from opdkit.store.turn_ids import is_held_out
 
 IN_A_ROW = 3
@@ -26,8 +25,8 @@ MOST_SESSIONS = 64  # most sessions that the models answer
 class LoggedSession:
     """Session of the log: whether it was right (None: no reward), and its first hinted turn as a prompt, if any."""
 
-    right: bool | None = None
-    prompt: HeldOutPrompt | None = None
+    right: bool | None
+    prompt: HeldOutPrompt | None
 
 
 def count_sessions_before_streak(right: Sequence[bool]) -> int:
@@ -41,21 +40,18 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
 
     `texts` holds the wording of the criterion.
     """
-    for part in range(count_parts(run, "judge")):
-        sessions: dict[str, LoggedSession] = {}
-        for turn in joined_turns(run, part, CHECKED, limit=limit, partial=True):
-            if (verdict := turn.final_verdict) is None:
-                continue
-            session = sessions.setdefault(turn.session_id, LoggedSession())
-            if session.right is None and verdict["reward"] is not None:
-                session = replace(session, right=verdict["reward"] == 1)
-            is_asked = not holdout or is_held_out(turn.session_id, holdout)
-            if session.prompt is None and verdict["hint"] is not None and is_asked:
-                check = Criterion(texts["follows_hint"], verdict["hint"])
-                before, tools = turn.session["messages"][: turn.index], turn.session["tools"]
-                session = replace(session, prompt=HeldOutPrompt(turn.turn_id, "log", before, tools, check))
-            sessions[turn.session_id] = session
-        yield from sessions.values()
+    for turns in by_session(all_joined_turns(run, CHECKED, limit=limit, partial=True)):
+        judged = [(turn, verdict) for turn in turns if (verdict := turn.final_verdict) is not None]
+        rewards = [verdict["reward"] for _, verdict in judged if verdict["reward"] is not None]
+        hinted = [(turn, verdict["hint"]) for turn, verdict in judged if verdict["hint"] is not None]
+        prompt = None
+        if hinted and (not holdout or is_held_out(turns[0].session_id, holdout)):
+            turn, hint = hinted[0]
+            before, tools = turn.session["messages"][: turn.index], turn.session["tools"]
+            check = Criterion(texts["follows_hint"], hint)
+            prompt = HeldOutPrompt(turn.turn_id, "log", before, tools, check)
+        if judged:
+            yield LoggedSession(rewards[0] == 1 if rewards else None, prompt)
 
 
 def score_streaks(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:

@@ -55,21 +55,19 @@ def record_turns(ledger: Path, run: Path) -> None:
 
     A second call changes nothing. Sessions without a logged id cannot continue, and are left out.
     """
-    from opdkit.store.joined_turns import joined_sessions  # pyarrow is slow to import
-    from opdkit.store.reading import count_parts
+    from opdkit.store.joined_turns import all_joined_turns, by_session  # pyarrow is slow to import
 
     columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
     counts: Counter[tuple[str, str, bytes]] = Counter()
     replies = set[tuple[str, str, bytes]]()
-    for part in range(count_parts(run, "extract")):
-        for turns in joined_sessions(run, part, columns, reviews={}):
-            name, scope = turns[0].session_id, (turns[0].session["format"], find_id_in_log(turns[0].session_id))
-            if BY_LINE in name.partition(":")[0]:
-                continue
-            for turn, digest in zip(turns, digest_turns(turns), strict=True):
-                replies.add((*scope, digest[:_REPLY]))
-                if turn.turn["skip_reason"] in (None, READ_BEFORE):
-                    counts[*scope, digest] += 1
+    for turns in by_session(all_joined_turns(run, columns, stage="extract", reviews={})):
+        name, scope = turns[0].session_id, (turns[0].session["format"], find_id_in_log(turns[0].session_id))
+        if BY_LINE in name.partition(":")[0]:
+            continue
+        for turn, digest in zip(turns, digest_turns(turns), strict=True):
+            replies.add((*scope, digest[:_REPLY]))
+            if turn.turn["skip_reason"] in (None, READ_BEFORE):
+                counts[*scope, digest] += 1
     of_session = "FROM turn WHERE format = ? AND id = ?"
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:

@@ -1,6 +1,6 @@
 """Turns of a part joined with their sessions, verdicts, decisions and targets. No other module joins these tables."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from opdkit.config.fields import JSON
 from opdkit.store.dropped_hints import by_turn, has_hint_checks, remove_dropped_hints
-from opdkit.store.reading import count_sessions_within, is_written, read_arrow
+from opdkit.store.reading import count_parts, count_sessions_within, is_written, read_arrow
 from opdkit.store.reviews import Review, Reviews, apply_review, read_reviews_in_force
 
 # Table -> the columns to read, None for all of them. A table that is not a key is not read.
@@ -99,10 +99,24 @@ def joined_turns(
                              targets_of.get(name, ()))  # fmt: skip
 
 
+def all_joined_turns(
+    run: Path, columns: Columns = JUDGED, *, stage: str = "judge", reviews: Reviews | None = None, **options: Any
+) -> Iterator[JoinedTurn]:
+    """Yield the turns of all parts of `stage`, in order. The other arguments are those of `joined_turns`."""
+    reviews = read_reviews_in_force(run) if reviews is None else reviews
+    for part in range(count_parts(run, stage)):
+        yield from joined_turns(run, part, columns, reviews=reviews, **options)
+
+
+def by_session(turns: Iterable[JoinedTurn]) -> Iterator[list[JoinedTurn]]:
+    """Yield the turns of each session, as `joined_turns` or `all_joined_turns` yields them."""
+    for _, own in groupby(turns, lambda turn: turn.session_id):
+        yield list(own)
+
+
 def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: Any) -> Iterator[list[JoinedTurn]]:
     """Yield the turns of each session of a part. The arguments are those of `joined_turns`."""
-    for _, turns in groupby(joined_turns(run, part, columns, **options), lambda turn: turn.session_id):
-        yield list(turns)
+    return by_session(joined_turns(run, part, columns, **options))
 
 
 def read_rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:

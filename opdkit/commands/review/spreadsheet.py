@@ -27,9 +27,8 @@ from opdkit.console import counted, printable, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.counters import Counters
-from opdkit.store.joined_turns import CHECKED, joined_turns
-from opdkit.store.reading import count_parts
-from opdkit.store.reviews import GROUP, Review, ReviewLog, read_reviews_in_force
+from opdkit.store.joined_turns import CHECKED, all_joined_turns
+from opdkit.store.reviews import GROUP, Review, ReviewLog
 from opdkit.store.spreadsheet import escape, read_csv_rows, read_utf8, unescape
 
 FILLED_IN = ("reward", "hint", "note", "action")
@@ -63,21 +62,20 @@ def write_csv(run: Path, path: Path) -> Counters:
 
     Return the counts: the other turns are dropped.
     """
-    in_force, counters = read_reviews_in_force(run), Counters()
+    counters = Counters()
     with path.open("w", encoding="utf-8-sig", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\r\n")
         writer.writerow(COLUMNS)
-        for part in range(count_parts(run, "judge")):
-            for turn in joined_turns(run, part, CHECKED, reviews=in_force):
-                counters.rows_in += 1
-                if turn.verdict is None:
-                    counters.drop(turn.turn["skip_reason"] or "not judged")
-                    continue
-                texts = [shorten(join_messages(messages), _CELL) for messages in split_turn(turn)]
-                reward = "" if turn.verdict["reward"] is None else str(turn.verdict["reward"])
-                cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_format_decision(turn.review)]
-                writer.writerow(escape(cell.replace("\x00", "\N{REPLACEMENT CHARACTER}")) for cell in cells)
-                counters.rows_out += 1
+        for turn in all_joined_turns(run, CHECKED):
+            counters.rows_in += 1
+            if turn.verdict is None:
+                counters.drop(turn.turn["skip_reason"] or "not judged")
+                continue
+            texts = [shorten(join_messages(messages), _CELL) for messages in split_turn(turn)]
+            reward = "" if turn.verdict["reward"] is None else str(turn.verdict["reward"])
+            cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_format_decision(turn.review)]
+            writer.writerow(escape(cell.replace("\x00", "\N{REPLACEMENT CHARACTER}")) for cell in cells)
+            counters.rows_out += 1
     return counters
 
 

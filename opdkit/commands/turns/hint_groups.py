@@ -13,8 +13,8 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED, by_name
 from opdkit.judge.claims import contradicts, find_claims, group_alike
 from opdkit.judge.words import split_words
-from opdkit.store.joined_turns import joined_turns
-from opdkit.store.reading import count_parts, read_part
+from opdkit.store.joined_turns import all_joined_turns
+from opdkit.store.reading import read_part
 from opdkit.store.reviews import REVIEWED
 
 TEXTS = 300  # number of the commonest hints, which are grouped; the others are in no group
@@ -34,10 +34,9 @@ def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
     Hints that `--check-hints` dropped are in no group, as in the report. Raises OpdkitError if there is no such group.
     """
     turns = defaultdict[str, list[str]](list)
-    for part in range(count_parts(run, "judge")):
-        for turn in joined_turns(run, part, _HINTS, reviews={}, partial=True):
-            if turn.verdict is not None and turn.verdict["hint"] is not None:
-                turns[turn.verdict["hint"]].append(turn.turn_id)
+    for turn in all_joined_turns(run, _HINTS, reviews={}, partial=True):
+        if turn.verdict is not None and turn.verdict["hint"] is not None:
+            turns[turn.verdict["hint"]].append(turn.turn_id)
     for members in group_commonest(Counter({hint: len(of_hint) for hint, of_hint in turns.items()})):
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.store.joined_turns import JoinedTurn, joined_turns
-from opdkit.store.reading import count_parts, is_written, read_arrow
-from opdkit.store.reviews import read_reviews_in_force
+from opdkit.store.joined_turns import JoinedTurn, all_joined_turns
+from opdkit.store.reading import is_written, read_arrow
 
 # Leaves out the judge's full answers, which are most of the verdicts table.
 COLUMNS = {
@@ -50,20 +49,19 @@ STATES = (TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED)
 
 def read_turns(run: Path) -> Iterator[RunTurn]:
     """Yield every turn of the finished parts, in the order of the log. Raises OpdkitError for a damaged part."""
-    trained, reviews = set[str](), read_reviews_in_force(run)
+    trained = set[str]()
     if is_written(run, "metrics", 0):
         trained.update(read_arrow(run, "metrics", 0, ["turn_ids"])["turn_ids"].combine_chunks().flatten().to_pylist())
-    for part in range(count_parts(run, "extract")):
-        for turn in joined_turns(run, part, COLUMNS, reviews=reviews, partial=True):
-            targets = []
-            for row in turn.targets:
-                mask, old, teacher = row["response_mask"], row["old_logprobs"], row["teacher_logprobs"]
-                advantages = None if teacher is None else (teacher - old)[mask]
-                targets.append(ScoredReply(row["written"], int(mask.sum()), advantages, row["overlap"], row["reward"]))
-            if turn.turn_id in trained:
-                state = TRAINED
-            elif targets or turn.verdict is not None:
-                state = TARGET if targets else JUDGED
-            else:
-                state = TRAINABLE if turn.turn["trainable"] else SKIPPED
-            yield RunTurn(turn.session, turn.turn, turn.verdict, turn.review, targets, state)
+    for turn in all_joined_turns(run, COLUMNS, stage="extract", partial=True):
+        targets = []
+        for row in turn.targets:
+            mask, old, teacher = row["response_mask"], row["old_logprobs"], row["teacher_logprobs"]
+            advantages = None if teacher is None else (teacher - old)[mask]
+            targets.append(ScoredReply(row["written"], int(mask.sum()), advantages, row["overlap"], row["reward"]))
+        if turn.turn_id in trained:
+            state = TRAINED
+        elif targets or turn.verdict is not None:
+            state = TARGET if targets else JUDGED
+        else:
+            state = TRAINABLE if turn.turn["trainable"] else SKIPPED
+        yield RunTurn(turn.session, turn.turn, turn.verdict, turn.review, targets, state)
