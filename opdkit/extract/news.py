@@ -31,7 +31,7 @@ from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import NO_LINES, detect, explain_problem
 from opdkit.extract.formats.json_lines import find_id
 from opdkit.extract.formats.reader import Reader
-from opdkit.extract.inputs.files import add_name, scratch_folder
+from opdkit.extract.inputs.files import LogFile, add_name, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO
 from opdkit.extract.inputs.growing import (
     START,
@@ -169,13 +169,13 @@ class _Night:
         """Collect what is new in the changed files. Return their readable inputs."""
         plain = {known.path: known for known in self.inputs.values() if known.is_plain and not known.member}
         sources: list[Source] = []
-        for name, path, given in files.changed:
+        for log in files.changed:
             opened: list[Source] = []
-            with leaving_to_next_night(name, given):
-                opened += open_sources(name, path, given, plain, self.scratch, self.line_limit)
+            with leaving_to_next_night(log):
+                opened += open_sources(log, plain, self.scratch, self.line_limit)
             sources += (source for source in opened if source.input.problem is None)
             if not opened or any(source.input.problem for source in opened):
-                self.forget_state(os.fsencode(path))
+                self.forget_state(os.fsencode(log.path))
         for known in match_sources(sources, self.inputs, files):
             self.save(known, b"", "")
         for source in sorted(sources, key=lambda source: source.known is None):  # known inputs before their copies
@@ -379,7 +379,7 @@ class _Night:
             if known.is_plain and not known.member:
                 self.paths[number] = file if file.is_file() else None
             elif file.is_file():
-                for source in open_sources(str(file), file, False, {}, self.scratch, self.line_limit):
+                for source in open_sources(LogFile(str(file), file, False), {}, self.scratch, self.line_limit):
                     if source.member == known.member and source.input.problem is None:
                         self.paths[number] = source.path
         return self.paths[number]

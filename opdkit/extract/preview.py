@@ -51,11 +51,10 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
             extent = WHOLE if next(rows, None) is None else BEGINNING
         else:
             with path.open("wb") as out, open_plain(entry.path, find_documents(entry.path, line_limit)) as handle:
-                for _ in range(LINES):
-                    while data := handle.readline(1 << 20):  # 1 MiB at a time: lines may be longer
-                        out.write(data)
-                        if data.endswith(b"\n"):
-                            break
+                left = LINES
+                while left and (data := handle.readline(1 << 20)):  # 1 MiB at a time: lines may be longer
+                    out.write(data)
+                    left -= data.endswith(b"\n")
                 extent = BEGINNING if handle.read(1) else WHOLE
     return Head(replace(entry, path=path, given=False, copied=is_parquet), extent)
 

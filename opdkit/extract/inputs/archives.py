@@ -39,22 +39,28 @@ def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[t
         for number, member in enumerate(sorted(members, key=lambda m: m.filename)):
             suffix = next(end for end in (*suffixes, ".zip") if member.filename.endswith(end))
             path = folder / f"{number}{suffix}"
-            problem = _find_problem(member, suffix)
-            if problem is None:
-                try:
-                    with opened.open(member) as packed, path.open("wb") as out:
-                        while problem is None and (block := packed.read(_BLOCK)):
-                            out.write(block)
-                            budget -= len(block)
-                            if budget < 0:
-                                problem = Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
-                except (*_DAMAGE, OSError) as error:
-                    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a full disk; EINVAL: wrong offset
-                        raise
-                    problem = Unreadable(DAMAGED, str(error))
+            path.touch()
+            problem = _find_problem(member, suffix) or _unpack_member(opened, member, path, budget)
+            budget -= path.stat().st_size
             if problem is not None:
                 path.write_bytes(b"")
             yield member.filename, path, problem
+
+
+def _unpack_member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, budget: int) -> Unreadable | None:
+    """Unpack a member to `path`. Return why it is set aside; None if it is whole and has at most `budget` bytes."""
+    try:
+        with opened.open(member) as packed, path.open("wb") as out:
+            while block := packed.read(_BLOCK):
+                out.write(block)
+                budget -= len(block)
+                if budget < 0:
+                    return Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a full disk; EINVAL: wrong offset
+            raise
+        return Unreadable(DAMAGED, str(error))
+    return None
 
 
 def _find_problem(member: zipfile.ZipInfo, suffix: str) -> Unreadable | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.config.commands import STAGES
@@ -45,9 +45,17 @@ _OF_MESSAGE = frozenset(("role", "content", "parts", "name", "ts", "timestamp", 
 _RUN_FOLDERS = {"export", *STAGES} - {"rollout"}  # rollout writes the folders of extract and judge
 
 
+class LogFile(NamedTuple):
+    """File behind the arguments of `opdkit extract`; a zip archive may hold several inputs."""
+
+    source: str  # as the user named it
+    path: Path
+    given: bool  # named on the command line, not found in a folder
+
+
 @dataclass(frozen=True)
 class Input:
-    """File to read."""
+    """File to read, or member of an archive."""
 
     name: str  # unique in the run, without a colon: the first part of every session id
     source: str  # as the user named it
@@ -71,13 +79,13 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
     `scratch` is the folder for copies of standard input and of data sets.
     """
     inputs, names = list[Input](), dict[str, int]()
-    for number, (source, path, given) in enumerate(find_files(logs, scratch), 1):
-        inputs += unpack_members(source, path, given, scratch / f"zip-{number}", names)
+    for number, file in enumerate(find_files(logs, scratch), 1):
+        inputs += unpack_members(file, scratch / f"zip-{number}", names)
     return inputs
 
 
-def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> Iterator[tuple[str, Path, bool]]:
-    """Yield (as the user named it, path, True if `logs` names the file itself) for every file behind `logs`, each once.
+def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> Iterator[LogFile]:
+    """Yield every file behind `logs`, each once.
 
     With `rotated`, rotated logs are found too, in folders and beside named files, and a folder may be empty. Only
     standard input, pipes and data sets are opened: they are copied to `scratch`. Raises ConfigError.
@@ -89,18 +97,19 @@ def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> 
                 warn(f"{source} is named twice; it is read once")
                 continue
             seen.add(path.resolve())
-            yield source, path, source == log
+            yield LogFile(source, path, source == log)
 
 
-def unpack_members(source: str, path: Path, given: bool, folder: Path, names: dict[str, int]) -> Iterator[Input]:
+def unpack_members(file: LogFile, folder: Path, names: dict[str, int]) -> Iterator[Input]:
     """Yield the inputs in a file: the file itself or, if it is a zip archive, its members, unpacked to `folder`.
 
     Their names differ from those in `names`, and are added to it.
     """
-    for member, copy, problem in unpack(path, SUFFIXES, folder) if packing(path) == "zip" else [("", path, None)]:
-        text = f"{source}/{member}" if member else source
-        text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table only UTF-8
-        yield Input(add_name(choose_stem(text), names), text, copy, given and not member, problem)
+    is_zip = packing(file.path) == "zip"
+    for member, copy, problem in unpack(file.path, SUFFIXES, folder) if is_zip else [("", file.path, None)]:
+        source = f"{file.source}/{member}" if member else file.source
+        source = source.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table only UTF-8
+        yield Input(add_name(choose_stem(source), names), source, copy, file.given and not member, problem)
 
 
 def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:

@@ -17,7 +17,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats.json_lines import find_id, parse
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.files import Input, find_documents, find_files, lines, packing, unpack_members
+from opdkit.extract.inputs.files import Input, LogFile, find_documents, find_files, lines, packing, unpack_members
 from opdkit.extract.inputs.first_pass import copy_plain, read_file_state
 from opdkit.extract.ledger import open_ledger
 
@@ -80,7 +80,7 @@ class LogFiles(NamedTuple):
     names: dict[bytes, str]  # of all files that exist, in order, as the user named them
     states: dict[bytes, str]
     sizes: dict[bytes, int]  # in the last night
-    changed: list[tuple[str, Path, bool]]  # since then, or new: name, path, whether the user named it
+    changed: list[LogFile]  # since then, or new
 
 
 def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFiles:
@@ -95,25 +95,23 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
     with open_ledger(ledger) as connection:
         before = dict(connection.execute("SELECT path, state FROM file"))
     files = LogFiles({}, {}, {file: literal_eval(state)[0] for file, state in before.items()}, [])
-    for name, path, given in listed:
-        with leaving_to_next_night(name, given):
-            file, state = os.fsencode(path.resolve()), repr(read_file_state(path))
-            files.names[file], files.states[file] = name.encode("utf-8", "replace").decode(), state
+    for log_file in listed:
+        with leaving_to_next_night(log_file):
+            file, state = os.fsencode(log_file.path.resolve()), repr(read_file_state(log_file.path))
+            files.names[file], files.states[file] = log_file.source.encode("utf-8", "replace").decode(), state
             if before.get(file) != state:
-                files.changed.append((name, path.resolve(), given))
+                files.changed.append(log_file._replace(path=log_file.path.resolve()))
     return files
 
 
-def open_sources(
-    name: str, path: Path, given: bool, plain: Mapping[bytes, KnownInput], scratch: Path, line_limit: int
-) -> Iterator[Source]:
-    """Yield the inputs in a file that the user named `name`, as plain JSON lines unless they have a problem.
+def open_sources(log: LogFile, plain: Mapping[bytes, KnownInput], scratch: Path, line_limit: int) -> Iterator[Source]:
+    """Yield the inputs in a file, as plain JSON lines unless they have a problem.
 
     `plain` maps files that held plain JSON lines to their inputs. Such a file still does if its beginning is unchanged.
     """
-    file, folder = os.fsencode(path), Path(tempfile.mkdtemp(dir=scratch))
-    for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", {})):
-        member = entry.source.removeprefix(name.encode("utf-8", "replace").decode())
+    file, folder = os.fsencode(log.path), Path(tempfile.mkdtemp(dir=scratch))
+    for number, entry in enumerate(unpack_members(log, folder / "zip", {})):
+        member = entry.source.removeprefix(log.source.encode("utf-8", "replace").decode())
         source = Source(entry, file, member, True, entry.path)
         if entry.problem is not None:
             warn(f"{entry.source} is set aside: {entry.problem.reason} ({entry.problem.detail})")
@@ -216,14 +214,14 @@ def list_sessions(source: Source, reader: Reader, begin: int, read: int, line_li
 
 
 @contextlib.contextmanager
-def leaving_to_next_night(name: str, given: bool) -> Iterator[None]:
+def leaving_to_next_night(log: LogFile) -> Iterator[None]:
     """Warn of a file that the block cannot read; if the user named the file itself, raise the error."""
     try:
         yield
     except OSError as why:
-        if given:
+        if log.given:
             raise
-        warn(f"{name} is left for the next night: {why.strerror}")
+        warn(f"{log.source} is left for the next night: {why.strerror}")
 
 
 @contextlib.contextmanager
