@@ -56,10 +56,10 @@ def parse_shares(options: Sequence[str], teachers: Sequence[str]) -> dict[str, f
 
 
 def read_routed_name(metadata: str | None, field: str) -> str | None:
-    """Return the value of `field` in a session's metadata (JSON) as text; None if it is missing."""
+    """Return the value of `field`, NAME or metadata.NAME, in a session's metadata (JSON) as text; None if missing."""
     try:
         fields = json.loads(metadata) if metadata else None
     except (ValueError, RecursionError):
         return None
-    value = fields.get(field) if isinstance(fields, dict) else None
+    value = fields.get(field, fields.get(field.removeprefix("metadata."))) if isinstance(fields, dict) else None
     return value if value is None or isinstance(value, str) else json.dumps(value)

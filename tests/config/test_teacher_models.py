@@ -67,3 +67,4 @@ def test_weights_are_shares():
 ])  # fmt: skip
 def test_a_route_reads_one_field(metadata, expected):
     assert read_routed_name(metadata, "tier") == expected
+    assert read_routed_name(metadata, "metadata.tier") == expected, "as --filter and --by write it"
