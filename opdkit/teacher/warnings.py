@@ -18,9 +18,12 @@ def find_warnings(config: TeacherConfig, counters: Counters) -> list[str]:
             "name that stands in that field (the column `metadata` of the sessions table shows what does)"
         )
     if long := counters.dropped["too long"]:
+        remedy = ", even without the beginnings of their conversations"
+        if config.too_long == "drop":
+            remedy = "; --too-long cut leaves out the beginnings of such conversations"
         messages.append(
-            f"{counted(long, 'reply')} {verb(long, 'does', 'do')} not fit into the model's context with the prompt; "
-            "--too-long cut leaves out the beginnings of such conversations"
+            f"{counted(long, 'reply')} {verb(long, 'does', 'do')} not fit into the model's context with the prompt"
+            + remedy
         )
     unread, checked = counters.labels(HINTS_CHECKED)[hint_checks.NOT_JUDGED], counters.total(HINTS_CHECKED)
     if cut_off := counters.labels(HINTS_CHECKED)[hint_checks.REPLIES_CUT_OFF]:

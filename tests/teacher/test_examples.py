@@ -110,6 +110,9 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
     assert dropped_all(config(other, max_tokens=whole)) == {"too long": 1}
     shown = " ".join(capsys.readouterr().err.split())
     assert "1 reply does not fit into the model's context with the prompt; --too-long cut leaves out" in shown
+    short = write_run(tmp_path / "short", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
+    assert dropped_all(config(short, max_tokens=8, too_long="cut")) == {"too long": 1}
+    assert "--too-long cut" not in capsys.readouterr().err, "it is what was done"
 
 
 def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
