@@ -313,11 +313,11 @@ def is_trained_before(run: Path) -> bool:
 def check_targets_current(run: Path) -> None:
     """Raise OpdkitError if the targets were computed from other decisions than those in force."""
     if outdated := find_outdated_targets(run):
+        folder = stage_dir(run, "teacher")
         raise OpdkitError(
-            f"{len(outdated)} of {counted(count_parts(run, 'teacher'), 'part')} of {run}/teacher/targets "
-            f"{verb(len(outdated), 'is', 'are')} older than the "
-            f"decisions of `opdkit review` on their turns: run `opdkit teacher {quote(run)} ...` again as before; it "
-            "does only these"
+            f"{len(outdated)} of {counted(count_parts(run, 'teacher'), 'part')} of {folder}/targets "
+            f"{verb(len(outdated), 'is', 'are')} older than the decisions of `opdkit review` on their turns: run "
+            f"`opdkit teacher {quote(folder.parent)} ...` again as before; it does only these"
         )
 
 

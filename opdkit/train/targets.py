@@ -21,7 +21,7 @@ from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import pin_model
 from opdkit.model.scoring import PromptResponse
-from opdkit.store.plans import is_same_path, manifest
+from opdkit.store.plans import is_same_path, manifest, stage_dir
 from opdkit.store.reading import count_parts, count_sessions_within, read_arrow, read_part
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.turn_ids import first_branch, message_index_of, session_of
@@ -110,10 +110,11 @@ def load_targets(run: Path, limit: int | None = None, supports: str = "none") ->
     hinted = [reply for reply in replies if reply.teacher_logprobs is not None]
     without = sum(reply.support is None or reply.support.teacher is None for reply in hinted)
     if supports == "needed" and without:
+        folder = quote(stage_dir(run, "teacher").parent)
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares student and teacher on: run "
-            f"`opdkit teacher {quote(run)} ... --top-k K` again with --overwrite, K = 4 or more"
+            f"`opdkit teacher {folder} ... --top-k K` again with --overwrite, K = 4 or more"
         )
     return replies
 
