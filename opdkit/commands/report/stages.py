@@ -6,6 +6,7 @@ Everything comes from manifests and from the footers of the parts.
 from collections import Counter
 from pathlib import Path
 
+from opdkit.commands.report.tallies import TurnCounts
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
@@ -14,7 +15,6 @@ from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_command, find_upstream_change, manifest
 from opdkit.store.reading import is_written, read_arrow
 from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before
-from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -57,20 +57,19 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     return lines
 
 
-def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
+def build_funnel(run: Path, finished: dict[str, Summary], seen: TurnCounts, tokens: int) -> list[JSON]:
     """Return the levels from log lines to trained tokens, each with the rows lost since the level before, by reason.
 
-    `seen`: see `TurnCounts`. `tokens`: number of sampled tokens of all targets. Every stage but extract may be missing.
+    `tokens`: number of sampled tokens of all targets. Every stage but extract may be missing.
     """
     # If a stage is gone, the number of its rows that the next one has not seen is unknown, and counts as 0.
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
     counters, is_rollout = finished["extract"].counters, find_command(run, "extract") == "rollout"
-    skipped = counters.labels("skipped") - Counter({NO_NEXT: seen["outcomes"]})
     levels = [
         _count("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
         _count("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
         _count("extract", "turns", "turns", seen["turns"]),
-        _count("extract", "turns that may be trained on", "turns", seen["trainable"], skipped),
+        _count("extract", "turns that may be trained on", "turns", seen["trainable"], seen.skipped),
     ]
     if "judge" in finished:
         counters = finished["judge"].counters

@@ -45,17 +45,19 @@ class Largest(Generic[T]):
 
 
 class TurnCounts(Counter[str]):
-    """Counts of turns: all, trainable, reviewed, waiting for a verdict, with a reward, with a hint.
+    """Counts of turns: all, trainable, reviewed, waiting for a verdict, with a reward, with a hint."""
 
-    `outcomes` are trainable without a reaction, by --good and --bad.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        # Reason -> turns that are not trainable. Footers also count turns that --good or --bad judged since.
+        self.skipped = Counter[str]()
 
     def add(self, turn: RunTurn) -> None:
         """Count a turn; reward and hint are those of the verdict with the decision in force."""
         is_trainable, final = turn.skip_reason is None, turn.final_verdict
+        self.skipped.update([turn.skip_reason] if turn.skip_reason else [])
         self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
-                    waiting=int(is_trainable and turn.verdict is None),
-                    outcomes=int(is_trainable and not turn.turn["trainable"]))  # fmt: skip
+                    waiting=int(is_trainable and turn.verdict is None))  # fmt: skip
         if final is not None:
             self.update(reward=int(final["reward"] is not None), hint=int(final["hint"] is not None))
 
