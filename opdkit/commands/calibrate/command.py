@@ -82,7 +82,7 @@ def measure(config: CalibrateConfig) -> Calibration:
         stored_votes=stored_votes,
         curve=points,
         curve_labels=used,
-        votes_worth_paying=voting.find_worth_paying(measured, config.tolerance),
+        votes_worth_paying=voting.find_worth_paying(measured, config.tolerance, used),
         hints=agreement.score_hints([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
         tied=turns - len(cases),
         people=people,

@@ -100,13 +100,20 @@ def choose_sizes(most: int) -> list[int]:
     return sorted({k for k in (*range(1, 10), 11, 13, 15, 17, 21, 25, 31) if k < most} | ({most} if most else set()))
 
 
-def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float) -> int | None:
+def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float, labels: int) -> int | None:
     """Return the fewest votes whose accuracy and coverage are both within `tolerance` of the best measured.
 
-    `points` are (votes, accuracy, coverage). None without points.
+    `points` are (votes, accuracy, coverage). None without points, or if `labels` are too few.
     """
+    if are_too_few(labels, tolerance):
+        return None
     known = [point for point in points if not math.isnan(point[1])]
     best, widest = (max((point[column] for point in known), default=0.0) for column in (1, 2))
     # 1e-9: rounding must not decide between equal values.
     enough = [k for k, hit, cover in known if hit >= best - tolerance - 1e-9 and cover >= widest - tolerance - 1e-9]
     return min(enough, default=None)
+
+
+def are_too_few(labels: int, tolerance: float) -> bool:
+    """Return True if one label more or less changes a share by over `tolerance` (at least 0.01)."""
+    return labels * max(tolerance, 0.01) < 1

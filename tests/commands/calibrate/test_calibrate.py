@@ -161,7 +161,7 @@ def test_every_warning_counts_lines_as_an_editor_does(
 
 
 def test_no_number_of_votes_has_the_best_accuracy_and_the_best_coverage(tmp_path: Path, capsys) -> None:
-    votes = {f"s{n}:1": [1, -1, None] for n in range(8)}  # two votes answer more often than one, but err more
+    votes = {f"s{n}:1": [1, -1, None] for n in range(100)}  # two votes answer more often than one, but err more
     file = labelled(tmp_path, dict.fromkeys(votes, 1))
     run(CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=file))
     shown = capsys.readouterr().out
@@ -365,8 +365,10 @@ def test_tables_for_people_and_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     judged, file = judged_run(tmp_path / "run", votes), labelled(tmp_path, labels)
     run(CalibrateConfig(run=judged, labels=file))
     shown = capsys.readouterr().out
-    for words in ("accuracy 0.", "Cohen's kappa 0.", "judged -1", "votes that agree", "worth paying for: --votes "):
+    for words in ("accuracy 0.", "Cohen's kappa 0.", "judged -1", "votes that agree", "60 labels", "too few labels"):
         assert words in shown
+    run(CalibrateConfig(run=judged, labels=file, tolerance=0.02))
+    assert "worth paying for: --votes " in capsys.readouterr().out
     run(CalibrateConfig(run=judged, labels=file, json=True))
     document = json.loads(capsys.readouterr().out)
     assert document["labels"] == 60

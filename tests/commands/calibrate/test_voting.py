@@ -105,4 +105,9 @@ def test_sizes() -> None:
     ],
 )
 def test_votes_worth_paying(points, tolerance: float, expected: int | None) -> None:
-    assert find_worth_paying(points, tolerance) == expected
+    assert find_worth_paying(points, tolerance, 100) == expected
+
+
+def test_a_few_labels_do_not_say_how_many_votes_are_worth_paying() -> None:
+    points = [(1, 0.4, 1.0), (3, 0.4, 1.0)]
+    assert [find_worth_paying(points, tolerance, 99) for tolerance in (0.0, 0.01, 0.02)] == [None, None, 1]
