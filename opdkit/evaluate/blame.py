@@ -65,6 +65,7 @@ class WeightedReply:
 def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[WorsePrompt]]:
     """Return each domain with its share of right replies before and after, and the worse prompts of domains that fell.
 
+    The domain that fell most comes first.
     Only the replies of the gate's `choose_measured_rows` count, and only prompts with a verdict on both models.
     """
     sides: dict[str, dict[str, list[JSON]]] = {}
@@ -86,6 +87,7 @@ def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[li
     for name, pairs in shares.items():
         before, after = np.mean(pairs, 0).tolist()
         domains.append({"domain": name, "prompts": len(pairs), "before": before, "after": after})
+    domains.sort(key=lambda row: row["after"] - row["before"])
     worse = {row["domain"] for row in domains if row["after"] < row["before"]}
     return domains, [prompt for prompt in prompts if prompt.domain in worse]
 

@@ -47,6 +47,8 @@ def test_worse_prompts_are_of_the_domains_that_fell() -> None:
     probed = pa.concat_tables([replies_table(*rows), replies_table(*probes, probe="push_back")],
                               promote_options="permissive")  # fmt: skip
     assert find_worse_prompts(probed) == (domains, prompts)
+    fell_more = [("z1", "z", model, 1, model == "before") for model in ("before", "after")]
+    assert [row["domain"] for row in find_worse_prompts(replies_table(*rows, *fell_more))[0]] == ["z", "a", "b"]
 
 
 # -- which turns taught it ------------------------------------------------------------------------------------------
