@@ -92,13 +92,13 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"too few prompts to tell{where}"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
-    review = f"`opdkit review {quote(run)}`"
+    review, trained = f"`opdkit review {quote(run)}`", manifest(run, "eval")["plan"]["config"].get("trained")
+    who = "" if trained else f" `opdkit blame {quote(run)}` says which turns taught it what is worse."
     then = {
         UNKNOWN: "Write some thirty prompts on what users complained about, and thirty on what they did not.",
         SAME: f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {review}.",
-    }.get(word, f"Look at the replies that changed, and strike wrong hints behind them: {review}.")
+    }.get(word, f"Look at the replies that changed, and strike wrong hints behind them: {review}.{who}")
     if word == BETTER:
-        trained = manifest(run, "eval")["plan"]["config"].get("trained")
         path = printable(quote(trained or stage_dir(run, "train") / "model"))  # the present path: runs can be moved
         then = (f"The better model is in {path}: if `opdkit gate {quote(run)}` says so, serve it with "
                 f"`vllm serve {path}`, or copy the folder.")  # fmt: skip

@@ -144,6 +144,13 @@ def test_the_better_model_is_where_the_run_is_now(monkeypatch, run: str, trained
     assert conclude([row("passed_sampled", span=UP)], Path(run)).next.startswith(f"The better model is in {path}: ")
 
 
+@pytest.mark.parametrize("trained", [None, "models/other"])
+def test_after_a_loss_the_turns_that_taught_it_are_named_if_this_run_trained_the_model(monkeypatch, trained) -> None:
+    monkeypatch.setattr(concluding, "manifest", lambda *_: {"plan": {"config": {"trained": trained}}})
+    assert ("`opdkit blame runs/mine`" in conclude(passed(FLAT, DOWN), RUN).next) == (trained is None)
+    assert "blame" not in conclude(passed(FLAT, FLAT), RUN).next
+
+
 def test_without_the_field_corrected_all_prompts_conclude() -> None:
     found = conclude([row("passed_sampled", span=UP)], RUN)
     assert found.word == BETTER
