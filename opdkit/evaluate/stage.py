@@ -18,7 +18,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.wording import make_wording_inputs, read_wording
-from opdkit.console import counted, is_main_process, say, stdout
+from opdkit.console import counted, is_main_process, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.conclusion import conclude, print_conclusion
@@ -42,7 +42,7 @@ from opdkit.store.reading import is_written, read_all, read_part
 from opdkit.store.reviews import check_targets_current, plan_inputs, read_decisions_in_targets, read_reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import choose_template_args
-from opdkit.store.turn_ids import conversation_id, is_held_out
+from opdkit.store.turn_ids import conversation_id, is_held_out, session_of
 from opdkit.train.model_card import add_scores
 from opdkit.train.targets import load_prompts, load_targets, make_sequence
 
@@ -59,6 +59,8 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     if config.from_log:
         config = replace(config, from_log=False, prompts=str(write_log_prompts(config, names)))
     prompts = read_prompts(Path(str(config.prompts)), config.max_prompts, check)
+    if not config.trained:
+        warn_of_trained(run_dir, prompts)
     judged = [prompt for prompt in prompts if isinstance(prompt.check, Criterion)]
     if judged and not config.judge_model:
         config = replace(config, **read_judge_options(run_dir))
@@ -94,6 +96,15 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             add_scores(Path(names["after"]), format_scores(scores))
         summary.next = conclusion.next
     return summary
+
+
+def warn_of_trained(run: Path, prompts: Sequence[HeldOutPrompt]) -> None:
+    """Warn if prompts are from conversations that the run's training has read."""
+    read = {conversation_id(session_of(turn)) for row in read_all(run, "metrics", ["turn_ids"])
+            for turn in row["turn_ids"]}  # fmt: skip
+    if seen := [prompt.id for prompt in prompts if prompt.session in read]:
+        warn(f"{len(seen):,} of {counted(len(prompts), 'prompt')}, such as {seen[0]}, are from conversations that the "
+             "model was trained on, and show what it remembers: train with --holdout, or write others")  # fmt: skip
 
 
 def compare_models(

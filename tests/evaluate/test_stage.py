@@ -56,6 +56,20 @@ def config(run: Path, prompts: Path, **options) -> EvalConfig:
     return EvalConfig(run=run, prompts=str(prompts), device="cpu", **({"max_new_tokens": 8, "samples": 2} | options))
 
 
+def test_prompts_of_conversations_that_were_trained_on_are_named(run, tmp_path, capsys) -> None:
+    """As where the prompts of `--from-log` are passed for a training without `--holdout`."""
+    path = prompts_file(tmp_path, a=ANYTHING)
+    first, second = map(json.loads, path.read_text().splitlines())
+    trained = next(read_all(run, "metrics"))["turn_ids"][0].rpartition(":")[0]
+    path.write_text("\n".join(map(json.dumps, [first | {"session": trained}, second | {"session": "elsewhere"}])))
+    evaluate.run(config(run, path, samples=0))
+    assert "1 of 2 prompts, such as a-0, are from conversations that the model was trained on" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    evaluate.run(config(run, path, samples=0, trained=str(run / "train" / "model"), overwrite=True))
+    assert "trained on" not in capsys.readouterr().err
+
+
 def scores(run: Path) -> dict[tuple[str, str], dict]:
     return {(row["metric"], row["domain"]): row for row in read_all(run, "scores")}
 
