@@ -466,8 +466,16 @@ def test_an_outage_with_status_200_gives_no_votes(content: str | None, place: st
         ask(server.url, 3)
 
 
-def test_too_many_requests_with_status_200_use_up_no_retries() -> None:
-    limit = Reply(200, {"error": {"code": 429, "message": "Provider returned error"}})
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Reply(200, {"error": {"code": 429, "message": "Provider returned error"}}),
+        Reply(503, [{"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}]),
+        Reply(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}),
+        Reply(529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+    ],
+)
+def test_a_server_with_too_much_to_do_uses_up_no_retries(limit: Reply) -> None:
     with serving(lambda body, number: limit if number < 5 else GOOD) as server:
         assert ask(server.url, retries=0)[0].text == r"Well. \boxed{1}"
 

@@ -4,6 +4,7 @@ import asyncio
 import email.utils
 import json
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ _SHORTEST_KEY = 16  # characters; what is shorter is a stand-in (test, none, EMP
 LONGEST_WAIT = 600.0  # seconds; if a server asks for more (Retry-After), the run ends with an error
 NO_CREDIT = {"insufficient_quota", "budget_exceeded"}  # code or type of an error: OpenAI's; LiteLLM's
 CERTIFICATE_REMEDY = "SSL_CERT_FILE may name a file with the certificate to trust"
+# In an error 503 of a server that works: Google's and OpenAI's while they are overloaded, llama.cpp's while it starts.
+_OVERLOADED = re.compile(r"overload|high demand|too many|busy|loading model", re.I)
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # raised while reading foreign JSON
 
 SendOnce = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
@@ -128,7 +131,8 @@ class Server:
             if not pause <= LONGEST_WAIT:  # also catches NaN
                 asked = f"asks for a long pause (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command after it; finished parts are kept")
-            limited = status == 429 or pause > 0
+            is_overloaded = status == 529 or (status == 503 and _OVERLOADED.search(response.text) is not None)
+            limited = status == 429 or is_overloaded or pause > 0
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
         if status == 401:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
