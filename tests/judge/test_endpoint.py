@@ -285,13 +285,16 @@ def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_i
         assert {answer.error for answer in ask(server.url, 3)} == {f"{NO_ANSWER}: filtered"}
 
 
-def test_an_error_in_a_list_is_quoted_like_any_other() -> None:
-    """Google's server puts its errors into a list."""
-    with (
-        serving(lambda body, number: Reply(400, [{"error": {"code": 400, "message": "API key not valid."}}])) as server,
-        pytest.raises(OpdkitError, match=r"HTTP 400\): API key not valid\.$"),
-    ):
-        ask(server.url)
+def test_errors_of_other_forms_are_quoted_like_any_other() -> None:
+    """Google's server puts its errors into a list, and OpenRouter has the provider's reason beside its own message."""
+    error = {"code": 400, "message": "API key not valid."}
+    told = {"message": "Provider returned error", "metadata": {"raw": "no such voice", "provider_name": "x"}}
+    for said, words in (([{"error": error}], "API key not valid"), ({"error": told}, "returned error: no such voice")):
+        with (
+            serving(lambda body, number, said=said: Reply(400, said)) as server,
+            pytest.raises(OpdkitError, match=rf"HTTP 400\): [^{{]*{words}"),
+        ):
+            ask(server.url)
 
 
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:

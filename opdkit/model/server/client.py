@@ -166,7 +166,10 @@ class Server:
         """Return the server's own message in a JSON error, or the beginning of the JSON."""
         (error,) = error if isinstance(error, list) and len(error) == 1 else [error]  # Google's server
         error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
-        error = error.get("message", error) if isinstance(error, dict) else error
+        if isinstance(error, dict):
+            details = error.get("metadata")
+            raw = details.get("raw") if isinstance(details, dict) else None  # OpenRouter: what its provider said
+            error = f"{error.get('message')}: {raw}" if isinstance(raw, str) else error.get("message", error)
         return self._clean(error if isinstance(error, str) else json.dumps(error))
 
     def _clean(self, text: str) -> str:
