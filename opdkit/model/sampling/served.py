@@ -41,7 +41,7 @@ _COMPARED, _COMPARED_TOKENS = 4, 32  # prompts compared, and tokens of their gre
 # that bias may differ (nats; two log-probs are rounded), and which share of the answers may be wrong.
 _TIPPED, _MAX_BIAS, _MAX_OTHERS = 2, 0.5, 0.125
 _MOST_NAMES = 8  # models of a server to compare if none has the local model's name
-_TIMEOUT, _RETRIES = 600.0, 6
+_TIMEOUT, _SECONDS_PER_TOKEN, _RETRIES = 600.0, 0.1, 6  # a reply may take the larger of the two times
 _ANY_STOP = -1  # stands for a stop token that the server does not identify
 
 
@@ -73,9 +73,10 @@ def find_served(
     own = [*([str(path.absolute())] if path.exists() else []), model.name_or_path]
     compared = sorted({tuple(ids): ids for ids in prompts}.values(), key=len)[:_COMPARED]
     requests = [Request(ids, [torch.Generator()]) for ids in compared]
+    timeout = max(_TIMEOUT, max_new_tokens * _SECONDS_PER_TOKEN)
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
-                        retries=_RETRIES, timeout=_TIMEOUT)  # fmt: skip
+                        retries=_RETRIES, timeout=timeout)  # fmt: skip
         (names,) = server.answer_all([None], server.model_names, "listing", "models")
         listed = get_close_matches(own[-1], names or [], n=_MOST_NAMES, cutoff=0.0)
         for name in dict.fromkeys([*own, *listed, None]):
@@ -94,7 +95,7 @@ def find_served(
                 if read == [[None]] * len(read):
                     raise OpdkitError(f"{served.where}: no reply can be read as tokens; leave out --sample-url")
                 # The time that these short replies took says nothing about the time of others.
-                server.traffic = Traffic(server.where, config.concurrency, _RETRIES, _TIMEOUT)
+                server.traffic = Traffic(server.where, config.concurrency, _RETRIES, timeout)
                 served.is_compared = True
                 say(f"{model.name_or_path} is sampled on {served.where}")
                 return served

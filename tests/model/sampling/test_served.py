@@ -34,7 +34,7 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.model.sampling.sampler import Sampler
-from opdkit.model.sampling.served import ServedModel, _Query
+from opdkit.model.sampling.served import ServedModel, _Query, find_served
 from opdkit.model.scoring import PromptResponse, score
 from opdkit.model.server.client import Server
 from opdkit.model.server.traffic import FailedAttemptError
@@ -220,6 +220,15 @@ def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
             assert one.ids == [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
             assert one.logprobs == choice["logprobs"]["token_logprobs"]
             assert one.finish_reason == choice["finish_reason"]
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(12, 600), (32_768, 3276.8)])
+def test_a_long_reply_has_the_time_that_it_takes(tiny: tuple, tokens: int, seconds: float, monkeypatch) -> None:
+    """A model that thinks may write 32,768 tokens, at a few dozen per second beside fifteen other replies."""
+    monkeypatch.setattr(ServedModel, "sample", lambda _self, asked, *_: [[object()] for _ in asked])
+    with serving(completions(*tiny)) as http:
+        served = find_served(sampler(http.url).config, *tiny, [[1]], tokens, 4096)
+    assert served.server.traffic.timeout == pytest.approx(seconds)
 
 
 def test_a_teacher_of_the_same_weights_has_the_stop_tokens_of_its_own_template(tiny: tuple) -> None:
