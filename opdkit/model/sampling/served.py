@@ -76,7 +76,7 @@ def find_served(
     timeout = max(_TIMEOUT, max_new_tokens * _SECONDS_PER_TOKEN)
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
-                        retries=_RETRIES, timeout=timeout)  # fmt: skip
+                        retries=_RETRIES, timeout=timeout, has_flags=False)  # fmt: skip
         (names,) = server.answer_all([None], server.model_names, "listing", "models")
         listed = get_close_matches(own[-1], names or [], n=_MOST_NAMES, cutoff=0.0)
         for name in dict.fromkeys([*own, *listed, None]):
@@ -95,7 +95,7 @@ def find_served(
                 if read == [[None]] * len(read):
                     raise OpdkitError(f"{served.where}: no reply can be read as tokens; leave out --sample-url")
                 # The time that these short replies took says nothing about the time of others.
-                server.traffic = Traffic(server.where, config.concurrency, _RETRIES, timeout)
+                server.traffic = Traffic(server.where, config.concurrency, _RETRIES, timeout, has_flags=False)
                 served.is_compared = True
                 say(f"{model.name_or_path} is sampled on {served.where}")
                 return served

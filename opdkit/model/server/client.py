@@ -38,17 +38,18 @@ class RefusedError(OpdkitError):
 class Server:
     """Server that answers many requests at once. No error message and no log shows the API key.
 
-    `who` is its name in messages, `url` its address, and `flag` the option that holds the address. Raises ConfigError
-    for a key that cannot be sent.
+    `who` is its name in messages, `url` its address, and `flag` the option that holds the address; `has_flags` as
+    for Traffic. Raises ConfigError for a key that cannot be sent.
     """
 
     def __init__(
-        self, who: str, url: str, flag: str, api_key_env: str, *, concurrency: int, retries: int, timeout: float
-    ) -> None:
+        self, who: str, url: str, flag: str, api_key_env: str, *, concurrency: int, retries: int, timeout: float,
+        has_flags: bool = True,
+    ) -> None:  # fmt: skip
         self.who, self.flag, self.api_key_env, self.timeout = who, flag, api_key_env, timeout
         self.base_url = url.rstrip("/").removesuffix("/chat/completions")
         self.where = f"{who} at {self.base_url}{describe_proxy(self.base_url)}"
-        self.traffic = Traffic(self.where, concurrency, retries, timeout)
+        self.traffic = Traffic(self.where, concurrency, retries, timeout, has_flags=has_flags)
         self.key = os.environ.get(api_key_env, "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
             raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")

@@ -61,9 +61,13 @@ class _History:
 
 
 class Traffic:
-    """Requests to one server, and how it has answered so far. `where` names it in messages."""
+    """Requests to one server, and how it has answered so far. `where` names it in messages.
 
-    def __init__(self, where: str, concurrency: int, retries: int, timeout: float) -> None:
+    `has_flags`: the command has the options --retries and --timeout, which messages name.
+    """
+
+    def __init__(self, where: str, concurrency: int, retries: int, timeout: float, *, has_flags: bool = True) -> None:
+        self.retries_flag, self.timeout_flag = (f" (--retries {retries})", " (--timeout)") if has_flags else ("", "")
         self.where, self.concurrency, self.retries, self.timeout = where, concurrency, retries, timeout
         self.failed_attempts: Counter[str] = Counter()  # by the kind of the failure
         self.answers = self.failures = self.failures_in_a_row = 0
@@ -126,7 +130,7 @@ class Traffic:
                     self._count_answer(clock(), history)
                 break
             except TimeoutError:
-                failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds (--timeout)")
+                failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds{self.timeout_flag}")
                 if self._limit_seconds(history) < self.timeout:
                     failure = FailedAttemptError("no answer for far longer than others took", early=True)
             except FailedAttemptError as error:
@@ -146,7 +150,7 @@ class Traffic:
             if not failure.early:
                 if not self._failure_said:  # retries take half a minute if the server is down: say so
                     self._failure_said = True
-                    say(f"{self.where}: {failure.reason}; trying again, with growing pauses (--retries {self.retries})")
+                    say(f"{self.where}: {failure.reason}; trying again, with growing pauses{self.retries_flag}")
                 longest = min(FIRST_PAUSE * 2 ** min(history.failures - 1, 32), LONGEST_PAUSE)
                 # Up to half of a growing pause is random, seeded by the request.
                 random_share = random.Random(f"{request.seed}:{history.failures}").uniform(0.5, 1.0)

@@ -36,6 +36,7 @@ from opdkit.model.sampling import Request, sample
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.sampling.served import ServedModel, _Query, find_served
 from opdkit.model.scoring import PromptResponse, score
+from opdkit.model.server import traffic
 from opdkit.model.server.client import Server
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.rollout import stage as rollout
@@ -229,6 +230,15 @@ def test_a_long_reply_has_the_time_that_it_takes(tiny: tuple, tokens: int, secon
     with serving(completions(*tiny)) as http:
         served = find_served(sampler(http.url).config, *tiny, [[1]], tokens, 4096)
     assert served.server.traffic.timeout == pytest.approx(seconds)
+
+
+def test_messages_name_no_options_that_only_the_judge_has(tiny: tuple, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.001)
+    with serving(lambda *_: Reply(500, "down")) as http, pytest.raises(OpdkitError) as caught:
+        draw(sampler(http.url), tiny)
+    said = capsys.readouterr().err + str(caught.value)
+    assert "trying again" in said
+    assert "--retries" not in said
 
 
 def test_a_teacher_of_the_same_weights_has_the_stop_tokens_of_its_own_template(tiny: tuple) -> None:
