@@ -61,6 +61,8 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
 
 
 def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:
+    from opdkit.model.server.client import is_busy  # imported here, as above
+
     text = (answer.text.replace(key, "[key]") if key else answer.text)[:200]  # some servers repeat the key
     if answer.status_code in (401, 403):
         remedy = f"{api_key_env} is {'set, but not a key of this server' if key else 'not set'}"
@@ -69,8 +71,9 @@ def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key
         remedy = "the address usually ends in /v1" if not base.endswith("/v1") else "is the model's name right?"
         what = f"{base}/chat/completions is not found for {model} (HTTP 404): {text!r}"
         return Finding(_TOPIC, PROBLEM, what, remedy)
-    if answer.status_code == 429:
-        return Finding(_TOPIC, NOTE, f"{base} is busy (HTTP 429)", "judge waits and asks again; lower --concurrency")
+    if is_busy(answer.status_code, answer.text):
+        what = f"{base} is busy (HTTP {answer.status_code}): {text!r}"
+        return Finding(_TOPIC, NOTE, what, "judge waits and asks again; lower --concurrency")
     try:
         message = answer.json()["choices"][0]["message"]
         said = message.get("content") or message.get("reasoning_content") or message.get("reasoning")

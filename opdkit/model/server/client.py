@@ -132,8 +132,7 @@ class Server:
             if not pause <= LONGEST_WAIT:  # also catches NaN
                 asked = f"asks for a long pause (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command after it; finished parts are kept")
-            is_overloaded = status == 529 or (status == 503 and _OVERLOADED.search(response.text) is not None)
-            limited = status == 429 or is_overloaded or pause > 0
+            limited = pause > 0 or is_busy(status, response.text)
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
         if status == 401:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
@@ -179,6 +178,11 @@ class Server:
 
     def _hide_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if len(self.key) >= _SHORTEST_KEY else text
+
+
+def is_busy(status: int, text: str) -> bool:
+    """Return whether an error response says that a server has too much to do, or still loads its model."""
+    return status in (429, 529) or (status == 503 and _OVERLOADED.search(text) is not None)
 
 
 def describe_proxy(url: str) -> str:

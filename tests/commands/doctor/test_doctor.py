@@ -222,6 +222,7 @@ def test_a_name_that_the_hub_lacks_is_a_problem(monkeypatch):
         (404, {"error": "not a chat model"}, PROBLEM, "not a chat model"),
         (403, {"error": "your country is not supported"}, PROBLEM, "your country"),
         (429, "no", NOTE, "--concurrency"),
+        (503, {"error": {"message": "Loading model"}}, NOTE, "Loading model"),
         (429, {"error": {"message": "pay", "code": "insufficient_quota"}}, PROBLEM, "KEY_OF_TEST has no credit left"),
         (400, {"error": {"message": "pay", "type": "budget_exceeded"}}, PROBLEM, "KEY_OF_TEST has no credit left"),
         (200, "<html>", PROBLEM, "OpenAI-compatible"),
