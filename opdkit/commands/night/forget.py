@@ -8,6 +8,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +190,11 @@ def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
     drop_answers(stage_dir(night.log, "judge"), found)
     drop_reviews(night.log, found)
     for stage, tables in _TABLES.items():
-        for table in tables:
-            for part in range(count_parts(night.log, stage) if has_stage(night.log, stage) else 0):
-                if (path := part_path(night.log, table, part)).exists():
-                    with disk_errors_explained(path):
-                        rewrite(path, table, part, found)
+        parts = count_parts(night.log, stage) if has_stage(night.log, stage) else 0
+        for table, part in product(tables, range(parts)):
+            if (path := part_path(night.log, table, part)).exists():
+                with disk_errors_explained(path):
+                    rewrite(path, table, part, found)
 
 
 def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> None:

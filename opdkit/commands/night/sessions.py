@@ -184,9 +184,9 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
                            command="night")  # fmt: skip
         for part, (number, source) in enumerate(places):
             with stage.writing(part) as out:
-                for table, rows in read_rows(home, sessions, number, source).items():
-                    if table in {written.name for written in tables}:
-                        out.add_rows(table, rows)
+                rows = read_rows(home, sessions, number, source)
+                for table in tables:
+                    out.add_rows(table.name, rows.get(table.name, ()))
                 out.counters.rows_in = len(out.to_arrow(tables[0]))
 
 

@@ -133,7 +133,7 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
 
 
 def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
-    """Train on the nights that the promoted model has not learned from, and decide. Return the fields for night.json.
+    """Retest or train, and decide. Return the fields of the record.
 
     If the last trained model passed the gate, but was not promoted, it is tested first, on the sessions logged since.
     If that promotes it, there is no training: the next night learns from these sessions.
@@ -149,24 +149,28 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
         warn(f"users changed what they want; they now ask for: {hint}")
     for hint in sorted({change.hint for change in current.new_changes if change.hint and change.is_back}):
         warn(f"users changed what they want; they no longer ask for: {hint}")
-    facts: JSON = {"turned": turned, "changes": [change.to_json() for change in current.changes]}
-    if candidate and (outcome := retest(home, night, candidate, current.sessions, config, stages)):
-        return facts | outcome
-    if too_few:
-        return facts | {"decision": WAITS, "sentence": too_few}
-    sessions = choose_sessions(night, current.sessions, config, stages["train"].seed)
+    outcome = retest(home, night, candidate, current.sessions, config, stages) if candidate else None
+    if outcome is None and too_few:
+        outcome = {"decision": WAITS, "sentence": too_few}
+    elif outcome is None:
+        outcome = train(home, night, current.sessions, config, stages)
+    return {"turned": turned, "changes": [change.to_json() for change in current.changes]} | outcome
+
+
+def train(
+    home: Home, night: Night, current: Sequence[NightSession], config: NightConfig, stages: Mapping[str, Any]
+) -> JSON:
+    """Train on the nights that the promoted model has not learned from, and decide. Return the fields of the record."""
+    sessions = choose_sessions(night, current, config, stages["train"].seed)
     write_run(night.folder, home, sessions, stages["extract"], stages["judge"])
     new, replayed = count_trained(night, sessions)
-    facts["kept_out"] = sum(versions[0].is_held_out for versions in sessions.values())
+    facts: JSON = {"kept_out": sum(versions[0].is_held_out for versions in sessions.values())}
     say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
         f"{counted(facts['kept_out'], 'session')} kept out to decide with")  # fmt: skip
-    named = config.served_as or stages["teacher"].served_as
-    served_as = named or read_model_names(night.folder)
-    if len(served_as) > 1 and not named:
-        warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
-             "which of them it is")  # fmt: skip
-    template_arg = stages["eval"].template_arg or stages["teacher"].template_arg
-    evaluation = replace(stages["eval"], served_as=served_as, template_arg=template_arg)
+    evaluation = configure_evaluation(night.folder, config, stages)
+    if len(evaluation.served_as) > 1 and not (config.served_as or stages["teacher"].served_as):
+        warn(f"the logs name several models, which all count as the student: {', '.join(evaluation.served_as)}; "
+             "--served-as says which of them it is")  # fmt: skip
     tests = write_tests(config, evaluation, stages["train"].model, config.holdout)
     units = {prompt.unit for prompt in read_prompts(tests) if prompt.corrected} if tests else set()
     if len(units) < FEWEST:
@@ -175,7 +179,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
                         " --prompts."}  # fmt: skip
     facts |= {"turns": new, "replayed": replayed}
     try:
-        say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())
+        say(run_step("teacher", replace(stages["teacher"], served_as=evaluation.served_as)).line())
         say(run_step("train", stages["train"]).line())
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
@@ -210,12 +214,8 @@ def retest(
         return None
     run = night.folder / RETEST
     write_run(run, home, sessions, stages["extract"], stages["judge"])
-    student, teacher = stages["train"].model, stages["teacher"]
-    evaluation = replace(
-        stages["eval"], run=run, model=student, trained=str(candidate.model),
-        served_as=config.served_as or teacher.served_as or read_model_names(run),
-        template_arg=stages["eval"].template_arg or teacher.template_arg,
-    )  # fmt: skip
+    student = stages["train"].model
+    evaluation = replace(configure_evaluation(run, config, stages), model=student, trained=str(candidate.model))
     if not write_tests(config, evaluation, student, share=1.0):
         return None
     say(f"the model of night {candidate.number} is tested again, on what was logged since")
@@ -230,9 +230,14 @@ def retest(
     return outcome | {"decision": RETESTED, "retested": candidate.number, "sentence": sentence}
 
 
-def read_model_names(run: Path) -> tuple[str, ...]:
-    """Return the names of the models in a run's log."""
-    return tuple(sorted({row["model"] for row in read_all(run, "sessions", ["model"]) if row["model"]}))
+def configure_evaluation(run: Path, config: NightConfig, stages: Mapping[str, Any]) -> EvalConfig:
+    """Return the configuration of eval for a run: by default, all models that its log names count as the student."""
+    teacher, evaluation = stages["teacher"], stages["eval"]
+    served_as = config.served_as or teacher.served_as
+    if not served_as:
+        served_as = tuple(sorted({row["model"] for row in read_all(run, "sessions", ["model"]) if row["model"]}))
+    template_arg = evaluation.template_arg or teacher.template_arg
+    return replace(evaluation, run=run, served_as=served_as, template_arg=template_arg)
 
 
 def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least: int) -> str:
