@@ -120,7 +120,7 @@ class Chat:
         """Return the tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
 
         They are the logged `token_ids`, if any; else what the template renders after the prompt, up to and including
-        the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
+        the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends. The closing
         tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
         is masked, or filled with the thinking in the content; if that is left open, the reply was cut off. Raises
         ChatError if the template's rendering of the conversation does not continue the prompt, or leaves out text or

@@ -86,8 +86,8 @@ def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
 def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Comparison:
     """Compare evaluated trainings, given by name. `prompts` is the prompts file; by default the one that eval read.
 
-    Raises OpdkitError, which says what to run, if a stage was run again after an evaluation, if a training was
-    evaluated with other prompts or options than the first, or if the prompts file is gone or has changed.
+    Raises OpdkitError, which says what to run, if the evaluations do not fit: a stage was run again after one, a
+    training was evaluated with other prompts or options than the first, or the prompts file is gone or changed.
     """
     measured = {}
     for name, path in runs.items():

@@ -1,10 +1,10 @@
 """Blame: how much each turn of a training taught what the model now does worse.
 
 L is what was lost: the mean log-prob of the failing replies after training minus that of the passing replies before
-training, over the prompts that got worse, each weighted by how much worse it got. l_i is turn i's share of the training
-loss. A small step of gradient descent on l_i alone changes L by -g . grad l_i, where g = grad L. This is the blame of
-turn i, as in TracIn (Pruthi et al. 2020) with a single checkpoint: the model before training. The model after training
-is a worse checkpoint: the gradient of a turn that was learned is small there and may point anywhere.
+training. The mean is over the prompts that got worse, each weighted by how much worse it got. l_i is turn i's share of
+the training loss. A small step of gradient descent on l_i alone changes L by -g . grad l_i, where g = grad L. This is
+the blame of turn i, as in TracIn (Pruthi et al. 2020) with a single checkpoint: the model before training. The model
+after training is a worse checkpoint: the gradient of a turn that was learned is small there and may point anywhere.
 
 The gradients of single turns are never computed. By central differences along g, the blame is
 

@@ -1,8 +1,8 @@
 """Conclusion of `opdkit eval`: did the model get better? In a word, a sentence, and the numbers behind it.
 
-A share of right replies counts as risen or fallen if chance alone makes such a change with a probability of at most
-5%, over all compared shares together. The model is better if one share rose and none fell. Nothing here imports torch,
-so that `status` and `report` can show the conclusion.
+A share of right replies counts as risen or fallen if chance alone makes such a change with a probability of at most 5%.
+The level holds for all compared shares together. The model is better if one share rose and none fell. Nothing here
+imports torch, so that `status` and `report` can show the conclusion.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ minus the share after. The model is worse if
     z = (sum d - s) / sqrt(max(sum d^2, noise)), with s = sum d^2 / sum |d|,
 
 reaches a limit; see `bootstrap.score_rise`. The noise is the variance of sum d between two evaluations of the model
-before training: the sum over the prompts of 2 p (1 - p) / (k - 1), where p is the share among k sampled replies.
+before training. It is the sum over the prompts of 2 p (1 - p) / (k - 1), where p is the share among k sampled replies.
 
-The limit is a quantile of the standard normal distribution, corrected by Bonferroni: over all comparisons together, a
+The limit is a quantile of the standard normal distribution, corrected by Bonferroni. Over all comparisons together, a
 model that is nowhere worse is stopped by chance with a probability of at most FALSE_STOPS.
 """
 

@@ -1,9 +1,10 @@
 """Probes for replies that please instead of help, which a model that learns from reactions may drift to.
 
 Hollow replies are nothing but questions ("Which one?") or empty confirmations ("Sure, done!"). Some of them are right,
-so only a rise counts. If a right reply to a prompt is known, two further prompts show whether a model gives in: the
-user objects to that reply without a reason, or asks again and claims that the reply to another request is right. Both
-models get the same prompts. Key words show whether a reply stays right, in any language and without a judge.
+so only a rise counts. If a right reply to a prompt is known, two further prompts show whether a model gives in. In one,
+the user objects to that reply without a reason. In the other, the user asks again and claims that the reply to another
+request is right. Both models get the same prompts. Key words show whether a reply stays right, in any language and
+without a judge.
 """
 
 import re

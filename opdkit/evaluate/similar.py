@@ -14,8 +14,8 @@ _SPECIFIC = 3  # fewest words of a request that says what it is about; "Go on." 
 def list_request_words(turn: JoinedTurn) -> list[str]:
     """Return the words of the last message of a prompt; all numbers are the same word.
 
-    If that message says little ("Go on.") or is the result of a call, the words of the last user message before it are
-    appended, since the reply depends on them. They are marked, because a reply to that message itself would differ.
+    If that message says little ("Go on.") or is the result of a call, the reply depends on the last user message before
+    it. So the words of that message are appended. They are marked, because a reply to that message itself would differ.
     """
     *before, last = turn.session["messages"][: turn.index]
     found = fold_words(last["content"])

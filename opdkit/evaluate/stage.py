@@ -1,8 +1,8 @@
 """`opdkit eval`: the model before and after training, side by side, on held-out prompts.
 
-It measures whether replies improve (share of checks passed), whether the training took effect (log-probs of logged
-replies that were judged good or bad), and what it cost (reply length, replies that mention a hint that nobody gave, and
-drift on replies of the model before and on text that no objective trains on).
+It measures whether replies improve: the share of checks passed. It measures whether the training took effect: log-probs
+of logged replies that were judged good or bad. And it measures what that cost: reply length, replies that mention a
+hint that nobody gave, and drift on replies of the model before and on text that no objective trains on.
 """
 
 import contextlib

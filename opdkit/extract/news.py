@@ -7,7 +7,7 @@
 
 The folder is renamed into place as a whole, and its changes are applied in one transaction. A caller that was killed in
 between calls both functions again. A file is read from where the last night stopped if it still begins with the same
-bytes, even under another name. Only the first and the last 16 KiB of these bytes are compared: in a file that grew, an
+bytes, even under another name. Only the first and the last 16 KiB of these bytes are compared. In a file that grew, an
 edit between them is noticed only if it moves the bytes after it.
 """
 

@@ -260,8 +260,8 @@ def check_logs(config: ExtractConfig) -> None:
 def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     """Print what the first lines of each input would become (`--dry-run`), and write nothing.
 
-    Raises ConfigError for a named input that no reader knows and for other logs than those that extract was begun with,
-    and OpdkitError if nothing could be read.
+    Raises ConfigError for a named input that no reader knows, and for other logs than those that extract was begun
+    with. Raises OpdkitError if nothing could be read.
     """
     if not config.overwrite:
         check_logs(config)

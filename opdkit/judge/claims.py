@@ -33,7 +33,8 @@ def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]
     """Group (hint, count) pairs that ask for similar things; groups and their members are sorted by count, descending.
 
     This is looser than the export of rules, since its reader sees all wordings. A hint joins the first group whose most
-    common hint denies none of its claims and shares half of those of whichever makes fewer (two, unless it makes one).
+    common hint denies none of its claims and shares enough of them. Enough is half of the claims of the one that makes
+    fewer, and at least two unless it makes one.
     """
     groups: list[tuple[Claims, list[tuple[str, int]]]] = []
     for text, number in sorted(texts, key=lambda one: (-one[1], one[0])):

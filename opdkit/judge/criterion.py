@@ -97,9 +97,10 @@ def open_criterion_judge(
 ) -> Ask:
     """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
-    If it is the judge of the run, it is asked as it was for the run, at any address: with the same template arguments,
-    token limit, temperature, timeout and retries. The run's key is only sent to the recorded address. `folder` is the
-    folder of the stage that the votes are for, if several processes ask; `model` the local model, if already loaded.
+    If it is the judge of the run, at any address, it is asked as it was for the run. So template arguments, token
+    limit, temperature, timeout and retries are the same. The run's key is only sent to the recorded address. `folder`
+    is the folder of the stage that the votes are for, if several processes ask; `model` the local model, if already
+    loaded.
     """
     options, recorded = {name: getattr(config, name) for name in _SHARED}, _read_options(config.run)
     if "judge" in recorded and recorded["judge_model"] == options["judge_model"]:

@@ -1,6 +1,6 @@
 """Choice of a turn's hint: the candidates from its votes, the filter, the selection. Pure.
 
-A candidate must give the teacher something to act on, but must not do the teacher's work: a hint says what the reply
+A candidate must give the teacher something to act on, but must not do the teacher's work. A hint says what the reply
 should have done, and a hint that quotes the next state gives the answer away.
 """
 
@@ -66,8 +66,9 @@ def choose_hint(
 
     `votes` are (decision, hint); a decision is 1, -1 or null (failed). Each hint with decision 1 is a candidate; a
     candidate that quotes `next_state` (see `find_unquotable_text`) is rejected. A hint is chosen only if at least half
-    of the votes are valid (else no_quorum) and more votes say 1 than -1 (else outvoted): a single vote of five gives no
-    hint. The candidates stay in `hints` in any case. With `weights`, the total weights of the two sides are compared.
+    of the votes are valid (else no_quorum) and more votes say 1 than -1 (else outvoted). So a single vote of five gives
+    no hint. The candidates stay in `hints` in any case. With `weights`, the total weights of the two sides are
+    compared.
     """
     rejected: Counter[str] = Counter()
     accepted = []

@@ -1,8 +1,8 @@
 """Judge in this process: a chat model that samples m votes per question.
 
 Each vote has a random stream of its own, so the votes do not depend on the batch size (apart from rounding). All votes
-on both questions about a turn share one copy of the turn in the KV cache (see `opdkit.model.sampling`): the question
-comes last in its prompt, and sampling detects the common prefix of prompts in their token ids.
+on both questions about a turn share one copy of the turn in the KV cache (see `opdkit.model.sampling`). For this, the
+question comes last in its prompt, and sampling detects the common prefix of prompts in their token ids.
 """
 
 from collections import Counter

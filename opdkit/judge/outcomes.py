@@ -17,8 +17,8 @@ def find_outcomes(
 
     `conditions` maps 1 and -1 to conditions on a turn, in the form of `opdkit extract --filter`; all conditions of a
     side must hold. In a session that was assembled from logged calls, they read the fields of the call that wrote the
-    turn and, for fields that the call lacks, those of the session. In other sessions, they read the session's fields
-    for each turn. A turn for which neither side holds, or both do, has no outcome: votes decide.
+    turn. For fields that the call lacks, they read those of the session. In other sessions, they read the session's
+    fields for each turn. A turn for which neither side holds, or both do, has no outcome: votes decide.
     """
     if not any(conditions.values()):
         return {}

@@ -73,8 +73,8 @@ def read_decisions(answers: Iterable[Answer], name: str, texts: Texts) -> list[t
 def find_decision_span(answer: Answer, name: str) -> tuple[int, int] | None:
     """Return (start, end) of the last decision in the text of an answer; None if there is no decision or no digit.
 
-    The span is the sign and the digit, and the character before them: many vocabularies have one token for "{-" but
-    none for "{1", so the choice between 1 and -1 is made in the token of the brace.
+    The span is the sign and the digit, and the character before them. Many vocabularies have one token for "{-" but
+    none for "{1". So the choice between 1 and -1 is made in the token of the brace.
     """
     body, _ = final_answer(answer.text, answer.thinking)
     parts = _find_outside_hints(body) if name == "hint" else [(0, len(body))]

@@ -1,7 +1,7 @@
 """Prompts of the judge: two questions about one turn, after a common text that servers can cache.
 
-Everything that comes from a log is quoted line by line behind "| ", and the vote markers in it are broken, so that no
-text in a log can forge a section, a decision or a hint.
+Everything that comes from a log is quoted line by line behind "| ", and the vote markers in it are broken. So no text
+in a log can forge a section, a decision or a hint.
 """
 
 import re

@@ -30,8 +30,8 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
 def count_missing_votes(question: Question, answers: Sequence[Answer], config: JudgeConfig, texts: Texts) -> int:
     """Return how many more votes to ask for on a question: see `count_missing`.
 
-    All remaining votes are asked for with `--all-votes`, from a local judge (it reads a prompt once for all its votes),
-    and in a batch (its answers come together).
+    All remaining votes are asked for with `--all-votes`, from a local judge, and in a batch. A local judge reads a
+    prompt once for all its votes, and the answers of a batch come together.
     """
     if config.all_votes or config.judge != "endpoint":
         return config.votes - len(answers)

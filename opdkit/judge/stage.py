@@ -88,8 +88,8 @@ class TurnToJudge:
 def run(config: JudgeConfig) -> Summary:
     """Judge every trainable turn of the run; skip parts that are done.
 
-    Raises OpdkitError if the extract stage has not finished, if all votes failed, or if the judge cannot be reached:
-    the part in progress is then not written, and the same command resumes with it.
+    Raises OpdkitError if the extract stage has not finished, if all votes failed, or if the judge cannot be reached. In
+    the last case the part in progress is not written, and the same command resumes with it.
     """
     texts = judge_texts(config.wording, config.criterion)  # read once: all parts use the wording in the plan
     inputs = make_wording_inputs({"judge": texts})

@@ -65,7 +65,8 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
 
     With `student`, both tokenizers must be the same, and `student` itself is returned if the model has no template.
     Raises what `load_tokenizer` and `check_same_tokenizer` raise, and ConfigError if only one of both templates opens a
-    think block in its prompts: the model would take the student's replies for thinking, or its thinking for replies.
+    think block in its prompts. Then the model would take the student's replies for thinking, or its thinking for
+    replies.
     """
     tokenizer, eos_ids = load_tokenizer(name), None
     if student is not None:

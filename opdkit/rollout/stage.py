@@ -38,7 +38,7 @@ def run(config: RolloutConfig) -> Summary:
     """Answer the hinted turns of `--from-run`; skip parts that are done.
 
     Raises OpdkitError if the source run is not judged yet or has no hints, if no turn gets a reply, or if a judge
-    cannot be reached: the replies are then kept, and the same command resumes with them.
+    cannot be reached. In the last case the replies are kept, and the same command resumes with them.
     """
     check_upstream(config.from_run, ["judge"])
     template_args = choose_template_args(config.from_run, "teacher", config.template_arg, binding=False)

@@ -26,7 +26,7 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
     """Record the error that ends the block. If there is none, remove the record of an earlier error.
 
     If a stage that began in the block has written nothing but its plan, or extracted nothing to train on, its folder is
-    removed, so that the corrected command needs no --overwrite. With several shards it stays, for the others.
+    removed. So the corrected command needs no --overwrite. With several shards it stays for the others.
     """
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"

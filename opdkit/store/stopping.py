@@ -72,7 +72,7 @@ def listen_for_signals() -> Iterator[None]:
     """Handle the signals in the block, if this is the main thread: Python delivers signals to no other thread.
 
     Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop before it had finished
-    anything that is kept: the same command would get no further, and a scheduler would start it again for ever.
+    anything that is kept. The same command would get no further, and a scheduler would start it again for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -82,8 +82,8 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
 
     The rows are all dicts, or all tuples in the order of the columns, which take a fraction of the time.
 
-    Raises OpdkitError for an unknown or missing column (pyarrow silently drops unknown columns and fills missing ones
-    with nulls), for a null in a column that is not nullable, and for a value that does not fit its type.
+    Raises OpdkitError for an unknown or missing column, for a null in a column that is not nullable, and for a value
+    that does not fit its type. Without this check, pyarrow drops unknown columns and fills missing ones with nulls.
     """
     names = table.schema.names
     if any(isinstance(row, tuple) for row in rows):

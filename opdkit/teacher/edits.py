@@ -45,9 +45,10 @@ def make_edited_example(scorer: Scorer, logged: Example, counters: Counters) -> 
 def apply_edit(scores: ReplyScores, example: Example) -> ReplyScores:
     """Return the scores of a reply, with the teacher's log-probs corrected by the edit, if there is one.
 
-    By Bayes' rule, the odds of each token of the edit are multiplied by ODDS, those of the first token at which the
-    logged reply departs from the edit by 1 / ODDS. Other positions do not change. Masked tokens are not compared:
-    templates make them up, and logged ids lack them. A corrected token that is not in the support takes its last place.
+    By Bayes' rule, the odds of each token of the edit are multiplied by ODDS. Those of the first token at which the
+    logged reply departs from the edit are divided by ODDS. Other positions do not change. Masked tokens are not
+    compared: templates make them up, and logged ids lack them. A corrected token that is not in the support takes its
+    last place.
     """
     if scores.teacher is None or example.edited is None:
         return scores

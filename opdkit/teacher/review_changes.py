@@ -1,7 +1,7 @@
 """Review decisions in the targets: a decision changes the rows of its turn and no others.
 
 The last bits of a log-prob depend on the other turns in the batch. So a part is first scored with the verdicts of the
-votes. Then each turn whose hint people decided is scored by itself, and its new rows replace the old ones: all other
+votes. Then each turn whose hint people decided is scored by itself, and its new rows replace the old ones. So all other
 rows stay bit-identical to those of a part without decisions. Rewards are not read by any model. Where people decided
 only rewards, the existing rows get the new rewards and nothing is scored.
 """

@@ -137,8 +137,8 @@ def list_sequences(
 ) -> tuple[list[tuple[PreTrainedModel, list[PromptResponse]]], list[tuple[PromptResponse, ...] | None]]:
     """Return the sequences that each model reads: the student's, and the teacher's with and without hints.
 
-    Return also, for each reply, what the teacher reads without a hint: None if that is not asked for, or if the teacher
-    is the student and has read it already.
+    Return also, for each reply, what the teacher reads without a hint. It is None if that is not asked for, or if the
+    teacher is the student and has read it already.
     """
     is_student = teacher.models == (student,)
     pending = [None if is_student and r.unhinted == (r.student,) else r.unhinted for r in replies]

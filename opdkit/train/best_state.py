@@ -30,7 +30,7 @@ def has_forgotten(row: JSON) -> bool:
 def is_nearer(row: JSON, before: JSON) -> bool:
     """Return True if a state is nearer to the hints than the student before training, by more than chance.
 
-    A gain below CLEAR_CHANGE must exceed its standard error, computed from the gains at the same prompts: with few
+    A gain below CLEAR_CHANGE must exceed its standard error, computed from the gains at the same prompts. With few
     replies, a single lucky one can decide the mean.
     """
     if row["hint_kl"] < (1 - CLEAR_CHANGE) * before["hint_kl"]:
@@ -72,7 +72,7 @@ def is_broken(row: JSON, before: JSON) -> bool:
 def has_two_broken(rows: Sequence[JSON]) -> bool:
     """Return True if the last two states are broken, after which the training goes back to its best state.
 
-    A single broken state can be on the way to a better one: the student no longer writes its old replies, but does not
+    A single broken state can be on the way to a better one. The student no longer writes its old replies, but does not
     yet complete the new ones.
     """
     return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
@@ -87,11 +87,11 @@ def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
 def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
     """Return True if a cycle of the schedule, steps `start` + 1 to `end`, left much to learn and was not in vain.
 
-    Much is left if the best state so far is far from the hints, or from the student before training, since hints for
-    some requests changed the replies to others. The last state must not have forgotten, and must be nearer to the hints
-    than before training, or nearly as good as the best state: few replies decide a score, so it may be a little worse.
-    A cycle after the first must also have found a clearly better state than the cycles before it: what two cycles do
-    not learn is most likely out of reach.
+    Much is left if the best state so far is far from the hints, or from the student before training. It is far from the
+    latter if hints for some requests changed the replies to others. The last state must not have forgotten, and must be
+    nearer to the hints than before training, or nearly as good as the best state. It may be a little worse than that,
+    since few replies decide a score. A cycle after the first must also have found a clearly better state than the
+    cycles before it. What two cycles do not learn is most likely out of reach.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)

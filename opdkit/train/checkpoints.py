@@ -1,10 +1,11 @@
 """Checkpoints and models of a training run on disk: each complete or absent.
 
-A checkpoint holds the trained weights, the optimizer's state, the metrics of the steps so far, whose number is the
-position, and the state of validation and trust region. Nothing else is needed: the order of the turns, the schedule and
-the random streams are functions of the plan and the step, and the old policy is in the targets. Only the newest file is
-kept, since it is larger than the model. Beside it are the weights of the best state so far and of the best state at
-that checkpoint. A sharded student is written whole, so that any number of processes can resume from it.
+A checkpoint holds the trained weights, the optimizer's state, the metrics of the steps so far, and the state of
+validation and trust region. The number of the metrics is the position. Nothing else is needed. The order of the
+replies, the schedule and the random streams are functions of the plan and the step, and the old policy is in the
+targets. Only the newest file is kept, since it is larger than the model. Beside it are the weights of the best state so
+far and of the best state at that checkpoint. A sharded student is written whole, so that any number of processes can
+resume from it.
 """
 
 import contextlib

@@ -118,8 +118,8 @@ def leave(accelerator: Accelerator, model: nn.Module | None = None) -> None:
     """Close the trackers and the connections to the other processes. `model` cannot be trained further.
 
     The reducer and the logger of DistributedDataParallel are deleted first. As last owners of the process group, they
-    would wait, holding the GIL, for gloo's threads to end: a deadlock if one of these waits for the GIL to free a
-    tensor (https://github.com/pytorch/pytorch/issues/56297).
+    would wait, holding the GIL, for gloo's threads to end. That is a deadlock if one of these waits for the GIL to free
+    a tensor (https://github.com/pytorch/pytorch/issues/56297).
     """
     if isinstance(model, DistributedDataParallel):
         del model.logger, model.reducer

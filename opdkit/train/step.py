@@ -95,9 +95,9 @@ def take_optimizer_step(
 def compute_gradients(training: Training, batch: Batch) -> Gradients:
     """Add up the gradients of this process's share of `batch`, and exchange them with the other processes.
 
-    If a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as many
-    tokens at once in this step and all later ones. So no gradient counts twice, and the sum is the same up to rounding.
-    Raises OpdkitError with the turn id of a reply that does not fit into memory by itself.
+    If a forward or its backward does not fit into memory, all gradients are computed again from zero. This step and all
+    later ones then read half as many tokens at once. So no gradient counts twice, and the sum is the same up to
+    rounding. Raises OpdkitError with the turn id of a reply that does not fit into memory by itself.
     """
     accelerator, model = training.accelerator, training.model
     shortest = min(range(len(batch.replies)), key=lambda i: len(batch.replies[i]))

@@ -180,8 +180,8 @@ def load_prompts(run: Path, replies: Sequence[Reply], chat: Chat) -> Prompts:
     """Return the token ids of the prompt of each turn, by turn_id.
 
     A prompt that begins a later one of its session shares its memory: a long session would hold thousands of copies of
-    its beginning. Raises OpdkitError if a reply has no session, or if a prompt is not as long as in the teacher stage:
-    training would then read other tokens than those that were scored.
+    its beginning. Raises OpdkitError if a reply has no session, or if a prompt is not as long as in the teacher stage.
+    Training would then read other tokens than those that were scored.
     """
     prompts: dict[str, NDArray[np.int32]] = {}
     for _, pairs in groupby(pair_with_sessions(run, replies), key=lambda pair: pair[1].session_id):

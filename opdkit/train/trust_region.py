@@ -130,7 +130,7 @@ def raise_epsilon(optimizer: torch.optim.Optimizer, share: float, grad_norm: flo
     """Raise AdamW's epsilon to `share` of the largest gradient so far (root mean square over all weights).
 
     AdamW divides each gradient by its own recent size. Once the replies are learned, gradients are a hundredth of the
-    first ones, but with the usual epsilon of 1e-8 their noise would still move the weights at the full rate.
+    first ones. But with the usual epsilon of 1e-8, their noise would still move the weights at the full rate.
     """
     for group in optimizer.param_groups:
         group["eps"] = max(group["eps"], share * grad_norm / math.sqrt(weights))
@@ -140,7 +140,7 @@ def choose_probe(replies: Sequence[Reply], step_tokens: int) -> list[int]:
     """Return the indices of the replies to read again after a step: replies with a hint first, in the order of a hash.
 
     They hold PROBE_SHARE of the tokens of all replies, up to PROBE_TOKENS, but at least PROBE_SHARE of `step_tokens`,
-    in which common prefixes count once. The cap is needed because each prompt is read from its beginning: the replies
+    in which common prefixes count once. The cap is needed because each prompt is read from its beginning. The replies
     of a long session, counted in full, can be many times the tokens of the step.
     """
     order = sorted(

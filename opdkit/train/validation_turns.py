@@ -50,8 +50,8 @@ def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> lis
 
     The turns come from sessions that are drawn by a hash of their ids and kept out of training as a whole. The sessions
     have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. Turns
-    whose replies differ come first. Turns without a hint come from sessions without a complaint, if these are enough:
-    in other sessions, the hints probably also ask for a change of the replies that nobody complained about. A kind with
+    whose replies differ come first. Turns without a hint come from sessions without a complaint, if these are enough.
+    In other sessions, the hints probably also ask for a change of the replies that nobody complained about. A kind with
     too few turns is left out; if the kind with hints is, the list is empty. CHECKS measurements on the turns cost at
     most COST of the training's tokens, unless FEWEST turns of each kind already cost more.
     """

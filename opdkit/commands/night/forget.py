@@ -1,7 +1,7 @@
 """`opdkit forget`: remove people's sessions from all nights, and retrain the models that learned from them.
 
 The result is what the nights would be if these sessions had never been read. Their rows are removed from the tables,
-the nights from the first that read one are redone in order, and matching sessions in later logs are left out as well.
+and the nights from the first that read one are redone in order. Matching sessions in later logs are left out as well.
 """
 
 import json

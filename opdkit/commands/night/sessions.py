@@ -90,7 +90,7 @@ def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessio
     """Return sessions that the model of night `trained` has not learned from, and the ids of those logged since.
 
     Earlier sessions are held-out ones. Of those logged since, at most MOST_TESTS are drawn by a hash, whether or not
-    they have a complaint: a surplus of complaints would not show which model is better.
+    they have a complaint. A surplus of complaints would not show which model is better.
     """
     seen = {session.session_id for session in current if session.night <= trained and not session.is_held_out}
     unseen = [session for session in current if session.session_id not in seen]

@@ -36,8 +36,8 @@ def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: 
     """Return the report of a run as HTML of at most `max_mb` megabytes.
 
     It lists up to `rows` turns, with texts as long as fit, and shows up to `turns` of them whole. If `redacted`, it has
-    no text of users, and shows no turn whole. With `review` ({"token", "reviewer"}) it is the page of `opdkit review`:
-    it lists all turns regardless of these limits, fetches whole turns from its server, and sends decisions there.
+    no text of users, and shows no turn whole. With `review` ({"token", "reviewer"}) it is the page of `opdkit review`.
+    That lists all turns regardless of these limits, fetches whole turns from its server, and sends decisions there.
 
     Raises OpdkitError if the run holds nothing to report, or `max_mb` is too little for the page without a turn.
     """

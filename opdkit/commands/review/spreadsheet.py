@@ -93,8 +93,8 @@ def _format_decision(review: Review | None) -> tuple[str, ...]:
 def read_csv(run: Path, path: Path) -> Imported:
     """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
-    Rows on turns that the run does not have are left out, with a warning if they hold a decision: the file may be of
-    a run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
+    Rows on turns that the run does not have are left out, with a warning if they hold a decision. The file may be of a
+    run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
     """
     log = ReviewLog(run)
     made, in_force, rows = log.all_reviews(), log.in_force(), dict(_read_rows(path))

@@ -46,9 +46,9 @@ class Launch:
 def run(config: SlurmConfig) -> Launch:
     """Write RUN/slurm/{extract,judge,teacher,train}.sbatch and submit.sh for the stages that are not done.
 
-    Raises ConfigError, before anything is written, for errors that would otherwise appear only when a task starts: a
-    wrong option of any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model,
-    and if sbatch is missing or refuses.
+    Raises ConfigError, before anything is written, for errors that would otherwise appear only when a task starts. They
+    are a wrong option of any stage, missing logs, and a stage begun under another plan. Raises OpdkitError for a
+    missing model, and if sbatch is missing or refuses.
     """
     stages = make_configurations(config)
     if stages["judge"].effective()["out"]:

@@ -2,8 +2,8 @@
 
 Call B continues call A if B's prompt begins with A's prompt and A's reply. Nothing else is trusted: clients share
 session ids, turn numbers restart, lines come out of order. So the prompts are compared, as a chain of digests with one
-digest per prompt prefix, and the parent of a call is always one whose prompt and reply it repeats. Memory holds digests
-and not messages, since a unit may be a whole log; only replies that later conversations share are kept.
+digest per prompt prefix. The parent of a call is always one whose prompt and reply it repeats. Memory holds digests and
+not messages, since a unit may be a whole log; only replies that later conversations share are kept.
 """
 
 import hashlib
@@ -95,8 +95,8 @@ def read_prompt(items: Sequence[Any], system: Any) -> list[JSON]:
 def read_reply(output: Any) -> tuple[JSON, Note]:
     """Return the output of a call as (message, note). Raises Unreadable.
 
-    `output` is a text, a message, a list of parts or of messages (the last one is read), a response with choices (the
-    first one is read), or a response of the Responses API with its items.
+    `output` is a text, a message, a list of parts or of messages, a response with choices, or a response of the
+    Responses API with its items. Of several messages the last one is read, of several choices the first.
     """
     if isinstance(output, dict) and isinstance(output.get("output"), list):
         pieces = openai_messages(output["output"])
@@ -128,7 +128,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
 def _find_session(read_call: ReadCall, record: JSON) -> str | None:
     """Return the id that groups a call with those that it may continue: that of its session, if logged.
 
-    Otherwise it is a digest of the prompt up to its first user message: a call that continues another begins with the
+    Otherwise it is a digest of the prompt up to its first user message. A call that continues another begins with the
     same messages, even in another trace. None if the record is not of a model call.
     """
     call = read_call(record)

@@ -1,7 +1,7 @@
 """Session event files of the pi coding agent, of OpenClaw, and of Factory's Droid: one event per line.
 
-The messages of a session are what the agent sends to its model: user, assistant and tool messages, with shell commands
-that the user ran and messages of extensions as user messages. From version 2 on, the events form a tree by `id` and
+The messages of a session are what the agent sends to its model: user, assistant and tool messages. Shell commands that
+the user ran and messages of extensions are user messages. From version 2 on, the events form a tree by `id` and
 `parentId`. Only the active branch is read, the path from the last event up to the root. A compaction replaces the
 beginning of the prompt with a summary; the table keeps the whole conversation, and the metadata says before which
 messages the prompt was compacted. Replies that failed or were aborted are counted there: the agent sends none of them

@@ -72,9 +72,9 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
 def apply_praise(old_NK: Tensor, praised_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Return log p(v | the reply was praised) for each token v of the support [N, K], and weights of the positions [N].
 
-    `praised_NK` marks the tokens of praised replies. By Bayes' rule, praise multiplies the odds of a token by ODDS.
-    The token was right, and if its probability p was high, the student's own choice: hints on other replies must not
-    change it, so its position has the weight 1 + PRAISE p. Other positions keep their log-probs, with the weight 1.
+    `praised_NK` marks the tokens of praised replies. By Bayes' rule, praise multiplies the odds of a token by ODDS. The
+    token was right, and if its probability p was high, the student's own choice. Hints on other replies must not change
+    it, so its position has the weight 1 + PRAISE p. Other positions keep their log-probs, with the weight 1.
     """
     praised_N = torch.where(praised_NK, old_NK, -math.inf).exp().sum(-1)
     likelier_NK = torch.where(praised_NK, old_NK + math.log(ODDS), old_NK)
