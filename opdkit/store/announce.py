@@ -18,4 +18,6 @@ def announce_models(name: str, config: CommandConfig) -> None:
     """Say which models a command loads. Called before its module is imported: torch alone takes seconds."""
     models = list_models(config) or ([f"{vars(config)['run']}/train/model"] if name == "eval" else [])
     if models and name not in ("init", "run", "slurm", "night"):  # these load none, or their stages announce them
-        say(f"{name}: loading torch and {' and '.join(dict.fromkeys(models))} ...")
+        is_measured = not vars(config).get("dry_run") or vars(config).get("measure")
+        what = "" if is_measured and name != "doctor" else "the tokenizer of "  # a dry run loads no weights
+        say(f"{name}: loading torch and {what}{' and '.join(dict.fromkeys(models))} ...")
