@@ -47,7 +47,7 @@ def list_own_words() -> frozenset[str]:
     fields = [field for command in COMMANDS.values() for field in fields_of(command.config)]
     options = {word for field in fields for word in (field.name, *field.choices)}
     counted = Path(__file__).with_name("own_words.txt").read_text(encoding="utf-8").splitlines()
-    metrics = {metric.words for metric in METRICS.values()}
+    metrics = METRICS.keys() | {metric.words for metric in METRICS.values()}
     return frozenset(options | COMMANDS.keys() | metrics | set(counted))
 
 

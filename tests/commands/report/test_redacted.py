@@ -20,6 +20,7 @@ from opdkit.commands.report.redact import Names, list_own_words, redact_label
 from opdkit.config.fields import JSON
 from opdkit.config.report import ReportConfig
 from opdkit.evaluate.scores import METRICS
+from opdkit.extract.formats.trees import CIRCLE, NO_PARENT
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -96,7 +97,8 @@ def test_names_are_numbered() -> None:
 
 def test_words_of_a_log_are_not_shown() -> None:
     assert redact_label("no next state") == "no next state"
-    assert [redact_label(metric.words) for metric in METRICS.values()] == [metric.words for metric in METRICS.values()]
+    names = [*METRICS, *(metric.words for metric in METRICS.values())]
+    assert list(map(redact_label, names)) == names
     assert redact_label("filtered: metadata.customer = 'Jane'") == "filtered: not shown"
     assert redact_label("hint: no decision: Jane") == "hint: no decision: not shown"
     assert redact_label("skipped: no next state") == "skipped: no next state"
@@ -107,10 +109,13 @@ def test_every_reason_that_the_code_names_is_known() -> None:
     """A reason that is not known would be redacted. That is safe, but reasons are opdkit's own words."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(opdkit.__file__).parent.rglob("*.py")
              if "commands" not in path.parts]  # fmt: skip
-    constants = {target.id: node.value.value for tree in trees for node in tree.body
-                 if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-                 for target in node.targets if isinstance(target, ast.Name)}  # fmt: skip
-    named = set()
+    pairs = [(target, node.value) for tree in trees for node in tree.body if isinstance(node, ast.Assign)
+             for target in node.targets]  # fmt: skip
+    pairs += [pair for target, value in pairs if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+              for pair in zip(target.elts, value.elts, strict=True)]  # fmt: skip
+    constants = {target.id: value.value for target, value in pairs
+                 if isinstance(target, ast.Name) and isinstance(value, ast.Constant)}  # fmt: skip
+    named = {NO_PARENT, CIRCLE}
     for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         if name in ("Unreadable", "ChatError") or name.endswith(("counters.drop", "counters.count")):
