@@ -1,6 +1,6 @@
 """LibreChat's JSON exports of a conversation: all branches or one, as a list or with messages nested in `children`.
 
-The client shows the branch of the newest siblings, which come last.
+The branch with the newest message is the one that the user kept. Siblings are in the order of their times.
 """
 
 import re
@@ -38,6 +38,7 @@ def read_record(record: JSON) -> Tree:
     tree = Tree(model=first_text(value_at(record, ("options", "model"))))
     nodes = tree.nodes
     times: list[str] = []
+    newest = ""
     while stack:
         item, above = stack.pop()
         check_message_count(nodes)
@@ -46,6 +47,8 @@ def read_record(record: JSON) -> Tree:
         own = {key: value for key, value in fields.items() if key != "children"} if fields else item
         with tree.setting_aside(name, own):
             nodes.append(_read_node(own, above, name))
+            if (time := first_text(fields.get("createdAt")) or newest) >= newest:
+                newest, tree.current = time, name
         times += filter(None, (first_text(fields.get(key)) for key in ("createdAt", "updatedAt")))
         stack += [(child, name) for child in reversed(as_list(fields.get("children")))]
     if system := first_text(value_at(record, ("options", "promptPrefix"))):
@@ -56,7 +59,6 @@ def read_record(record: JSON) -> Tree:
     if times:
         tree.metadata["created_at"] = min(times)  # the record has no time of its own
         tree.time = max(times)  # `exportAt` is a time of day, so the latest message dates the export
-    tree.current = nodes[-1].id if nodes else None
     return tree
 
 

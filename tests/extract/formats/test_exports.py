@@ -586,6 +586,25 @@ def test_branches_and_thumbs_of_librechat(tmp_path):
         assert next(t["decision"]["tags"] for t in found["turns"] if t["decision"]) == ["accurate_reliable"]
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_who_goes_back_to_the_first_reply_of_librechat_kept_it(tmp_path, nested):
+    """The export has the branches in the order of their beginnings, and the second reply was given up."""
+    (record,) = exports.librechat(nested=nested)
+    rows = record["messages"]
+    if nested:
+        first, second = rows[0]["children"]
+        first["children"], second["children"] = second["children"], []
+        first["children"][0]["parentMessageId"] = "a1"
+        shown = [rows[0], first, *first["children"], *first["children"][0]["children"], second]
+    else:
+        rows[3]["parentMessageId"] = "a1"
+        record["messages"] = shown = [*rows[:2], *rows[3:], rows[2]]
+    for row, minute in zip(shown, (0, 1, 3, 4, 2), strict=True):
+        row["createdAt"] = f"2026-01-01T00:0{minute}:00.000Z"
+    kept, given_up = read_export(tmp_path, [record])["sessions"]
+    assert (roles(kept), kept["messages"][1]["content"], roles(given_up)) == ("u a u a", "No idea.", "u a t a")
+
+
 def test_what_is_nested_in_an_unreadable_message_of_librechat_is_set_aside(tmp_path):
     for ident in ("a2", None):
         (record,) = exports.librechat()
