@@ -13,7 +13,7 @@ import orjson
 from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, dump, first_text, join_content, message
 from opdkit.extract.formats.spans import drop_empty
-from opdkit.extract.formats.trees import Node, Tree, make_tree_reader, read_parent
+from opdkit.extract.formats.trees import Node, Tree, find_object, make_tree_reader, read_parent
 from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
@@ -79,6 +79,9 @@ def _read_node(name: str, node: Any) -> Node:
         role = "system"
     hidden = metadata.get("is_visually_hidden_from_conversation") is True
     text, only_text = _read_text(content, role)
+    custom = find_object(metadata, "user_context_message_data")  # instructions; older exports have them only here
+    if not text and role == "system":
+        text = "\n".join(filter(None, map(first_text, map(custom.get, ("about_user_message", "about_model_message")))))
     recipient = first_text(logged.get("recipient")) or "all"
     # Empty messages are states of the page while a tool runs: no model reads them.
     is_state = not text and (hidden or role == "system" or (role == "assistant" and recipient == "all"))

@@ -172,6 +172,19 @@ def test_attached_files_leave_a_placeholder(tmp_path: Path) -> None:
     assert session["messages"][0]["content"] == "[file: application/pdf]\n[file: text/markdown]\n[file]\nSum it up."
 
 
+@pytest.mark.parametrize(("told", "text"), [
+    ({"about_user_message": "I live in Bern.", "about_model_message": "Be brief."}, "I live in Bern.\nBe brief."),
+    ({"about_model_message": "Be brief."}, "Be brief."), ({}, None), (None, None),
+])  # fmt: skip
+def test_custom_instructions_of_older_exports_are_beside_an_empty_text(tmp_path: Path, told: object, text: object):
+    about = node("sys", "root", "system", "", is_user_system_message=True, user_context_message_data=told)
+    chat = conversation(about, node("u1", "sys", "user", "hi"), node("a1", "u1", "assistant", "hello"), current="a1")
+    (tmp_path / "conversations.json").write_text(json.dumps([chat]))
+    run(tmp_path / "run", tmp_path / "conversations.json")
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert [m["content"] for m in session["messages"]] == [*([text] if text else []), "hi", "hello"]
+
+
 def test_states_of_the_page_while_a_tool_runs_are_no_messages(tmp_path: Path) -> None:
     spinner = {"content_type": "tether_browsing_display", "result": "", "summary": ""}
     nothing = {"content_type": "execution_output", "text": ""}
