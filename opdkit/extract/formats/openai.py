@@ -168,7 +168,8 @@ def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
             said = {"role": "assistant", "content": said}
         if isinstance(said, dict) and said.get("role") == "assistant":
             names = ("finish_reason", "stop_reason", "done_reason")  # OpenAI, Anthropic, Ollama
-            return field, {"finish_reason": first_text(*(value_at(record, (field, name)) for name in names))} | said
+            reasons = (value_at(record, (*path, name)) for path in ((field,), ()) for name in names)
+            return field, {"finish_reason": first_text(*reasons)} | said
     return None, None
 
 

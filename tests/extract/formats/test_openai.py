@@ -377,8 +377,9 @@ def test_a_response_may_be_json_text(beside, reason):
         session = read({"messages": [USER]} | record)
         assert session.messages == [plain("user", "hi"), plain("assistant", "hello")]
         assert session.notes[1].finish_reason == reason
-    as_json = read({"messages": [USER], "response": '{"choices": ["a", "b"]}'})
+    as_json = read({"messages": [USER], "response": '{"choices": ["a", "b"]}', "finish_reason": "length"})
     assert as_json.messages[1] == plain("assistant", '{"choices": ["a", "b"]}')
+    assert as_json.notes[1].finish_reason == "length"
 
 
 @pytest.mark.parametrize(("last", "beside"), [(REPLY, {"response": REPLY}), (USER, {"result": "success"}),
