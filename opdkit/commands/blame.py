@@ -1,11 +1,12 @@
 """`opdkit blame`: find the users, sessions and turns that made the model worse, and propose a training without them."""
 
 import json
+import math
 import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from opdkit.config.blame import BlameConfig
@@ -25,9 +26,10 @@ from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.plans import manifest, stage_dir
-from opdkit.store.reading import read_all, read_arrow
+from opdkit.store.reading import read_all, read_arrow, read_part
 from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import session_of
+from opdkit.train.best_state import find_best
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_prompts
 from opdkit.train.training_set import load_training_set
@@ -95,6 +97,9 @@ def blame(config: BlameConfig) -> Blame:
     chat = load_template(trained.model, choose_template_args(run, "teacher", trained.template_arg))
     objectives = make_objectives(trained)
     data, prompts = load_training_set(trained, objectives, chat)
+    taught = read_taught_turns(run)
+    kept = [(turn, phase) for turn, phase in zip(data.turns, data.phases, strict=True) if turn.turn_id in taught]
+    data = replace(data, turns=[turn for turn, _ in kept], phases=[phase for _, phase in kept])
     known_prompts = read_evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
     replies = weigh_replies(worse_prompts, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
@@ -117,6 +122,17 @@ def blame(config: BlameConfig) -> Blame:
     sentence = write_sentence(fallen, by, groups, worst, left_out)
     commands = write_commands(run, trained, evaluated, by, worst) if leaves_out_worst(worst, left_out) else []
     return Blame(sentence, fallen, by, groups, rows, commands)
+
+
+def read_taught_turns(run: Path) -> set[str]:
+    """Return the turns of the steps up to the state that became the model: later steps taught it nothing.
+
+    Steps that the training took back before that count, too, since no table names them.
+    """
+    measured = read_part(run, "validations", 0)
+    kept = find_best(measured)["step"] if measured else math.inf
+    steps = read_arrow(run, "metrics", 0, ["step", "turn_ids"]).to_pylist()
+    return {turn_id for row in steps if row["step"] <= kept for turn_id in row["turn_ids"]}
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:

@@ -14,6 +14,7 @@ from named_trainings import eval_config, train_named, write_prompts
 from runs import talk, write_extract
 from scored_runs import toy_sessions, write_run
 from typer.testing import CliRunner
+from validation_rows import validation_row
 
 import opdkit
 from opdkit.chat.messages import message
@@ -39,7 +40,7 @@ from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.blame import WorsePrompt
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt
 from opdkit.store.plans import manifest
-from opdkit.store.reading import read_all, read_arrow, summary_of
+from opdkit.store.reading import read_all, read_arrow, read_part, summary_of
 from opdkit.train.targets import load_targets
 
 SESSIONS, USERS = 6, ("ann|b", "cy*")
@@ -81,6 +82,16 @@ def test_it_adds_up(made) -> None:
     assert [row["sessions"] for row in by_tier.groups] == [3, 3]
     assert "--by session" in by_tier.sentence
     assert by_tier.commands == [], "a condition compares 5 and 5.0 as numbers"
+
+
+def test_steps_after_the_state_that_was_written_taught_nothing(made, monkeypatch) -> None:
+    first, *later = read_part(made, "metrics", 0)
+    rows = [validation_row(0, 1.0, 0.0), validation_row(1, 0.5, 0.0), validation_row(1 + len(later), 0.9, 0.0)]
+    monkeypatch.setattr("opdkit.commands.blame.read_part", lambda *_: rows)
+    answer = blame(BlameConfig(run=made, device="cpu"))
+    assert len(first["turn_ids"]) < 12
+    assert {row["turn_id"] for row in answer.turns} == set(first["turn_ids"])
+    assert sum(row["turns"] for row in answer.groups) == len(first["turn_ids"])
 
 
 def test_the_commands_train_without_the_worst(made) -> None:
