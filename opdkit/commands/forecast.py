@@ -29,7 +29,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import TrainConfig, fit_epochs
+from opdkit.config.train import MOST_CYCLES, TrainConfig, fit_epochs
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
@@ -85,6 +85,7 @@ def run(config: ForecastConfig) -> None:
     percent = {name: "-" if found[name] is None else f"{found[name]:.0%}" for name in shares}
     costs = {name: f"{duration(seconds)} on this machine" for name, seconds in found["seconds"].items()}
     costs |= {name: f"{tokens:,} tokens, {costs[name]}" for name, tokens in found["tokens"].items()}
+    costs[f"training, one cycle of at most {MOST_CYCLES}"] = costs.pop("training")
     print_facts([
         ("go" if found["go"] else "no-go", found["reason"]),
         ("judged turns", f"{found['judged_turns']:,}, {percent['complaints']} complaints"),
