@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from opdkit.console import counted
 from opdkit.errors import NothingLearnedError, OpdkitError
-from opdkit.store.skip_reasons import READ_BEFORE
+from opdkit.store.skip_reasons import COPIES
 
 # Keys in the footer of every part. PART and FILES were added later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
@@ -86,9 +86,9 @@ def list_reasons(counts: Counter[str]) -> str:
 
 
 def mostly_dropped(stage: str, counters: Counters) -> list[str]:
-    """Return a warning if a stage dropped more than half of its rows, not counting those that were read before."""
-    dropped = Counter({reason: count for reason, count in counters.dropped.items() if reason != READ_BEFORE})
-    given = counters.rows_in - counters.dropped[READ_BEFORE]
+    """Return a warning if a stage dropped more than half of its rows, not counting copies of those that it did not."""
+    dropped = Counter({reason: count for reason, count in counters.dropped.items() if reason not in COPIES})
+    given = counters.rows_in - sum(counters.dropped[reason] for reason in COPIES)
     if 2 * dropped.total() <= given:
         return []
     reason, count = dropped.most_common(1)[0]

@@ -10,3 +10,4 @@ RETRY = "retry"
 ABORTED = "aborted"
 FORGOTTEN = "forgotten"  # a reason for dropped rows, not for replies: `opdkit forget` removed them
 READ_BEFORE = "read before"  # in a growing log: an earlier night has the turn, unchanged
+COPIES = DUPLICATE, READ_BEFORE  # nothing is lost: the turn was taken elsewhere, such as in an earlier branch

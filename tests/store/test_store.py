@@ -85,11 +85,13 @@ def test_every_stage_says_what_it_counts(tmp_path):
     assert line("extract", Counters(2, 2, Counter({"not JSON": 1}))).endswith(f"2 sessions out, {dropped}")
 
 
-def test_turns_that_an_earlier_night_has_read_are_not_dropped_signal() -> None:
+def test_copies_of_turns_that_were_taken_are_no_dropped_signal() -> None:
     """A night reads a session that continues as a whole: most of its turns were read before."""
     assert mostly_dropped("judge", Counters(217, 83, Counter({READ_BEFORE: 117, NO_NEXT: 17}))) == []
     (message,) = mostly_dropped("judge", Counters(217, 3, Counter({READ_BEFORE: 117, NO_NEXT: 97})))
     assert message == "judge dropped most of what it was given: no next state 97 of 100"
+    in_branches = Counters(100, 20, Counter({"duplicate": 65, "no next state": 15}))
+    assert mostly_dropped("judge", in_branches) == [], "each branch repeats the turns before it"
 
 
 def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
