@@ -57,10 +57,12 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
 def score_streaks(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:
     """Return the rows of `scores` for the log, and for the models' greedy replies to its hinted turns.
 
-    A reply without a verdict counts as not right.
+    Sessions without a verdict on the replies of both models are left out.
     """
     logged = [session.right for session in sessions if session.right is not None]
-    before, after = ([bool(r.passed) for r in replies if r.model == model] for model in MODELS)
+    verdicts = zip(*([r.passed for r in replies if r.model == model] for model in MODELS), strict=True)
+    known = [(old, new) for old, new in verdicts if old is not None and new is not None]
+    before, after = ([pair[side] for pair in known] for side in (0, 1))
     rows: list[JSON] = []
     for metric, sides in (("hint_streak", (before, after)), ("log_streak", (logged, None))):
         if sides[0]:

@@ -19,6 +19,8 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate import streak
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt
+from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.streak import count_sessions_before_streak
 from opdkit.judge.criterion import FreshReply, make_criterion_messages
 from opdkit.store import reviews
@@ -126,6 +128,17 @@ def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_pa
     teacher.run(TeacherConfig(run=run, model=str(models[0]), device="cpu", top_k=3, teacher_samples=0,
                               shard="0/1"))  # fmt: skip
     assert judged_eval(run, tmp_path, models, overwrite=True)["log_streak"]["before"] == 1
+
+
+def test_sessions_without_a_verdict_on_both_models_are_left_out() -> None:
+    """If the judge fails, nothing is known of a session: it is not wrong."""
+    prompt = HeldOutPrompt("p", "log", [], None, Criterion("It is red."))
+    verdicts = {"before": (True, None, True, True, None), "after": (True, True, None, True, True)}
+    replies = [Reply(prompt, model, 0, "", "", None, "stop", passed)
+               for model, given in verdicts.items() for passed in given]  # fmt: skip
+    (row,) = streak.score_streaks([], replies)
+    assert (row["before"], row["after"], row["count"], row["units"]) == (2, 2, 2, 2)
+    assert streak.score_streaks([], replies[1:2] + replies[6:7]) == []
 
 
 def test_an_edited_prompt_of_the_log_keeps_its_question(scored, models, tmp_path) -> None:
