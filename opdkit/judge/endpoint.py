@@ -298,8 +298,9 @@ def find_error(document: Any) -> Any:
     OpenRouter writes what fails after it has accepted a request into an answer with status 200, a provider's limit of
     requests among them. Without this, an outage of a minute would leave empty and interrupted votes.
     """
-    holders = [document, *(document.get("choices") or ())]
-    return next((error for holder in holders if (error := holder.get("error"))), None)
+    errors = [holder.get("error") for holder in (document, *(document.get("choices") or ()))]
+    # Some gateways write an error with empty fields beside an answer.
+    return next((e for e in errors if (any(e.values()) if isinstance(e, dict) else e)), None)
 
 
 def read_usage(document: Any) -> Usage | None:

@@ -394,6 +394,7 @@ def test_nobody_listens() -> None:
         (completion(None, "stop", reasoning_content=r"\boxed{1}"), "", "stop"),
         (completion(r"\boxed{-1}", reasoning_content=r"\boxed{1}"), r"\boxed{-1}", "stop"),
         (Reply(body={"choices": [{"message": {}}]}), "", None),
+        (Reply(body={"error": {"message": "", "code": None}, "choices": [{"message": {"content": "a"}}]}), "a", None),
         (completion([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab", "stop"),
         (Reply(body='{"choices": [{"message": {"content": "a\\ud800b"}}]}'), "a?b", None),
     ],
