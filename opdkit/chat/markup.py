@@ -17,6 +17,9 @@ _OPENING = re.compile(r"<(?:\w+:)?think>|\[THINK\]|<\|START_THINKING\|>|<\|chann
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
 
+# What Qwen3-Coder's and GLM's templates write between the tags of a call.
+_XML_CALL = re.compile(r"<function=[^<>\s]+>.*</function>|[\w.:-]+\s*+(?:<arg_key>.*</arg_value>)?", re.DOTALL)
+
 
 def split_reply(text: str) -> tuple[str | None, str, list[JSON]]:
     """Return (thinking, answer, calls) of a reply as a policy wrote it, without the end markers of its template."""
@@ -59,8 +62,16 @@ def split_calls(text: str) -> tuple[str, list[JSON]]:
 
 
 def has_broken_call(text: str) -> bool:
-    """Return True for a reply with a call that cannot be read."""
-    return "<tool_call>" in split_calls(text)[0]
+    """Return True for a reply with a call between tags that is neither JSON nor as those of Qwen3-Coder or GLM."""
+    blocks = (block.partition("</tool_call>") for block in text.split("<tool_call>")[1:])
+    return any(not closed or not (split_calls(f"<tool_call>{body}</tool_call>")[1] or _is_xml_call(body.strip()))
+               for body, closed, _ in blocks)  # fmt: skip
+
+
+def _is_xml_call(body: str) -> bool:
+    counts = [body.count(tag) for tag in ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")]
+    is_whole = len(set(counts)) == 1 and body.count("<parameter=") == body.count("</parameter>")
+    return is_whole and _XML_CALL.fullmatch(body) is not None
 
 
 def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:

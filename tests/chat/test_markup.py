@@ -34,6 +34,20 @@ def test_calls_in_markup():
     assert not has_broken_call(f"text\n{call}")
 
 
+@pytest.mark.parametrize(("body", "is_broken"), [
+    ("\n<function=f>\n<parameter=a>\n1\n2\n</parameter>\n</function>\n", False), ("<function=f>\n</function>", False),
+    ("f\n<arg_key>a</arg_key>\n<arg_value>1\n2</arg_value>\n", False), ("f", False),
+    ("f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value></arg_value>", False),
+    ("\n<function=f>\n<parameter=a>\n1\n</function>\n", True), ("<function=>\n</function>", True),
+    ("<function=f>", True), ("f<arg_key>a</arg_key><arg_value>1", True), ("f<arg_key>a<arg_value>1</arg_value>", True),
+    ("f a", True), ("", True),
+])  # fmt: skip
+def test_a_call_in_another_form_than_json_is_not_broken(body: str, is_broken: bool) -> None:
+    """As the templates of Qwen3-Coder, Qwen3.5, Nemotron 3 and GLM write it, without and with line breaks."""
+    assert has_broken_call(f"text <tool_call>{body}</tool_call>") is is_broken
+    assert has_broken_call(f"text <tool_call>{body}</tool_call>\n<tool_call>{body}")
+
+
 def test_hostile_markup_takes_no_more_than_linear_time():
     text = "<tool_call> " * 200_000 + "</tool_call>"
     assert split_calls(text) == (text, [])
