@@ -25,6 +25,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
+from opdkit.model.folder import find_file
 from opdkit.model.load import load_model
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
 from opdkit.train.sharding import copy_like, find_trained_parameters, gather_on_cpu
@@ -197,4 +198,6 @@ def save_student(
         for pattern in ("*processor*.json", "LICENSE*"):  # from a local folder: a server of the model may need them
             for path in filter(Path.is_file, Path(config.model).glob(pattern)):
                 shutil.copy(path, temporary)
+        if vocabulary := find_file(config.model, "tokenizer.model"):  # llama.cpp's converter needs Gemma's, for example
+            shutil.copy(vocabulary, temporary)
         write_text(temporary / "README.md", card)

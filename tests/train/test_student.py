@@ -14,6 +14,7 @@ from scored_runs import toy_sessions, train_and_kill, train_config, write_run
 
 from opdkit.chat.template import Chat
 from opdkit.errors import AnotherPlanError, ConfigError
+from opdkit.model.load import load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.checkpoints import save_student
@@ -182,6 +183,7 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
     half = Path(shutil.copytree(plain_model_dir, tmp_path / "half"))
     transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.bfloat16).save_pretrained(half)
     (half / "preprocessor_config.json").write_text("{}")
+    (half / "tokenizer.model").write_bytes(b"of SentencePiece")  # beside tokenizer.json, which is read
     (half / "LICENSES").mkdir()  # as of REUSE, and no file to copy
     run = write_run(tmp_path / "run", half, toy_sessions(6))
     train.run(train_config(run, half, batch_turns=8, epochs=1))
@@ -190,6 +192,8 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
     assert exact == {name for name in saved if "q_norm" in name}
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32, torch.bfloat16}
     assert (run / "train/model/preprocessor_config.json").read_text() == "{}"
+    assert (run / "train/model/tokenizer.model").read_bytes() == b"of SentencePiece"
+    assert load_tokenizer(str(run / "train/model"))("Hi")["input_ids"] == load_tokenizer(str(half))("Hi")["input_ids"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
