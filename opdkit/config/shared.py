@@ -28,7 +28,8 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
     except ValueError:
         raise ConfigError(f"{flag} is not an address; write it like http://localhost:8000/v1") from None
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(f"{flag} holds more than an address; put the key into the variable that --api-key-env names")
+        raise ConfigError(f"{flag} holds more than an address: leave out what stands before an @, or follows a ? or #, "
+                          "and put the key into the variable that --api-key-env names")  # fmt: skip
     import httpx  # imported here: few commands have a server
 
     try:
