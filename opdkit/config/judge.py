@@ -6,7 +6,7 @@ from pathlib import Path
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel, PythonFunction
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import JUDGES, REPEAT, WordedOptions, check_server, shared_option
+from opdkit.config.shared import JUDGES, REPEAT, WordedOptions, check_key_env, check_server, shared_option
 from opdkit.config.wording import judge_texts
 from opdkit.errors import ConfigError
 
@@ -42,7 +42,7 @@ class JudgeConfig(WordedOptions):
     judge_first_key_env: str | None = WHO.expert(
         None,
         "environment variable that holds the key of the first judge's server; default: that of --api-key-env",
-        plan=False, needs="judge_first_url",
+        plan=False, check=check_key_env, needs="judge_first_url",
     )  # fmt: skip
     out: Path | None = WHO.option(
         None,

@@ -46,6 +46,17 @@ def check_servers(urls: tuple[str, ...], flag: str) -> None:
         check_server(url, flag)
 
 
+def check_key_env(name: str, flag: str) -> None:
+    """Raise ConfigError, without showing the text, for a key in place of the name of the variable that holds it.
+
+    Errors and manifests show the name. A key that may be a name (gsk_...) is long, with digits and small letters.
+    """
+    is_name = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
+    if not is_name or (name not in os.environ and re.fullmatch(r"(?=.*\d)(?=.*[a-z]).{24,}", name)):
+        raise ConfigError(f"{flag} takes the name of an environment variable, such as OPENAI_API_KEY, and not the key: "
+                          "put the key into a variable, and pass its name")  # fmt: skip
+
+
 def check_launcher() -> None:
     """Raise ConfigError if this is one of several processes and no launcher has set their MASTER_ADDR."""
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1" and not os.environ.get("MASTER_ADDR"):
@@ -79,7 +90,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge_url": (None, "address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1",
                   {"check": check_server}),
     "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key",
-                    {"plan": False, "expert": True}),
+                    {"plan": False, "expert": True, "check": check_key_env}),
     "concurrency": (16, "parallel requests to a server", {"unit": "requests", "low": 1, "plan": False}),
     "device": ("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU", {}),
     "dtype": ("auto", "weights and activations", {"choices": DTYPES}),

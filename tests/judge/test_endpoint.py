@@ -685,6 +685,17 @@ def test_a_key_in_the_address_is_refused(url: str, tmp_path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["api_key_env", "judge_first_key_env"])
+@pytest.mark.parametrize("key", ["sk-proj-a1b2c3", "gsk_a1b2c3d4e5f6g7h8i9j0k1l2", "hunter 2"])
+def test_a_key_in_place_of_its_variable_is_refused_without_showing_it(key: str, option: str, tmp_path) -> None:
+    """It would stand in the manifest, and in the error of a server that wants a key."""
+    first = {"judge_first": "small", "judge_first_url": "http://localhost:1/v1"}
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')}") as caught:
+        config(tmp_path, "http://localhost:1/v1", **first, **{option: key})
+    assert key not in str(caught.value)
+    config(tmp_path, "http://localhost:1/v1", api_key_env="KEY_2_of_gpt")
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1"])
 def test_what_is_no_address_is_refused(url: str, tmp_path) -> None:
     with pytest.raises(ConfigError, match="--judge-url"):
