@@ -48,7 +48,7 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         warn(f"--warmup-steps {config.warmup_steps} is as long as the training, {counted(len(steps), 'step')}: the "
              "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
-        hints = sum(reply.teacher_logprobs is not None for reply in data.validation)
+        hints = sum(reply.is_hinted for reply in data.validation)
         few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
         say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{few}")
     if config.validate and not data.validation:
@@ -124,7 +124,7 @@ def find_degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
 
 def _read_signal(data: TrainingSet) -> tuple[int, list[int]]:
     """Return the number of replies with a hint, and all rewards."""
-    hinted = sum(reply.teacher_logprobs is not None for reply in data.replies)
+    hinted = sum(reply.is_hinted for reply in data.replies)
     return hinted, [reply.reward for reply in data.replies if reply.reward is not None]
 
 
@@ -148,7 +148,7 @@ def describe_signal(data: TrainingSet) -> str:
 
 def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
-    kinds = Counter((reply.teacher_logprobs is not None, reply.reward is not None) for reply in data.replies)
+    kinds = Counter((reply.is_hinted, reply.reward is not None) for reply in data.replies)
     rewards = Counter(_read_signal(data)[1])
     lines = [
         ("replies scored", f"{data.scored:,}"),

@@ -75,7 +75,7 @@ def run(config: TrainConfig) -> Summary:
     data, prompts = load_training_set(config, objectives, chat)
     replies, sessions = data.replies, list_batch_sessions(data.replies, config)
     # Only validation on prompts with a hint can tell whether another cycle is needed.
-    is_measured = any(reply.teacher_logprobs is not None for reply in data.validation)
+    is_measured = any(reply.is_hinted for reply in data.validation)
     cycles = [
         draw_steps(data.phases, data.strengths, sessions, config.batch_turns,
                    range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)

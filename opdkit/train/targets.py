@@ -66,13 +66,21 @@ class Reply:
         return self.prompt_tokens + len(self.response_ids)
 
     @property
+    def is_hinted(self) -> bool:
+        return self.teacher_logprobs is not None
+
+    @property
+    def is_criticised(self) -> bool:
+        """True if somebody complained: there is a hint or a negative reward."""
+        return self.is_hinted or (self.reward or 0) < 0
+
+    @property
     def is_anchor(self) -> bool:
-        """True if nobody complained (no hint, no negative reward) and the targets store a support for the reply."""
-        return self.teacher_logprobs is None and (self.reward or 0) >= 0 and self.support is not None
+        """True if nobody complained, and the targets store a support for the reply."""
+        return not self.is_criticised and self.support is not None
 
     @property
     def session_id(self) -> str:
-        """Session that the reply is in."""
         return session_of(self.turn_id)
 
     @property
@@ -107,7 +115,7 @@ def load_targets(run: Path, limit: int | None = None, supports: str = "none") ->
             reply = _make_reply(row, None if support[0] is None or support[1] is None else Support(*support))
             if sessions is None or reply.session_id in sessions:
                 replies.append(reply)
-    hinted = [reply for reply in replies if reply.teacher_logprobs is not None]
+    hinted = [reply for reply in replies if reply.is_hinted]
     without = sum(reply.support is None or reply.support.teacher is None for reply in hinted)
     if supports == "needed" and without:
         folder = quote(stage_dir(run, "teacher").parent)
@@ -130,7 +138,6 @@ def _read_matrices(column: pa.ChunkedArray) -> Iterator[Any]:
 
 
 def _make_reply(row: JSON, support: Support | None) -> Reply:
-    """Return a row of `targets` as a Reply."""
     names = ("old_logprobs", "teacher_logprobs", "behavior_logprobs")
     logprobs: JSON = {name: None if row[name] is None else np.asarray(row[name], np.float32) for name in names}
     return Reply(

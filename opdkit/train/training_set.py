@@ -103,7 +103,7 @@ def _drop_reason(reply: Reply, terms: Collection[str], holdout: float, *, anchor
         return "nothing sampled"
     lacks = {"no reward": reply.reward is None} if "reward" in terms else {}  # inputs of the terms
     if set(terms) - {"reward"}:
-        lacks["no hint"] = reply.teacher_logprobs is None
+        lacks["no hint"] = not reply.is_hinted
     if all(lacks.values()) and not (anchored and reply.is_anchor):
         return " and ".join(lacks)
     support = [reply.support.old, reply.support.teacher] if reply.support else []
@@ -168,7 +168,7 @@ def build_training_set(
     members: list[list[Reply]] = [[] for _ in objectives]
     for reply in replies:
         usable = {"reward"} if reply.reward is not None else set()
-        if reply.teacher_logprobs is not None:
+        if reply.is_hinted:
             usable |= set(TERMS) - {"reward"}
         phase = max((p for p, objective in enumerate(objectives) if usable & set(objective.weights)), default=0)
         members[phase].append(reply)

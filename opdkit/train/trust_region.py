@@ -143,9 +143,7 @@ def choose_probe(replies: Sequence[Reply], step_tokens: int) -> list[int]:
     in which common prefixes count once. The cap is needed because each prompt is read from its beginning. The replies
     of a long session, counted in full, can be many times the tokens of the step.
     """
-    order = sorted(
-        range(len(replies)), key=lambda i: (replies[i].teacher_logprobs is None, stable_hash(replies[i].turn_id))
-    )
+    order = sorted(range(len(replies)), key=lambda i: (not replies[i].is_hinted, stable_hash(replies[i].turn_id)))
     wanted = max(PROBE_SHARE * step_tokens, min(PROBE_SHARE * sum(map(len, replies)), PROBE_TOKENS))
     chosen: list[int] = []
     while sum(len(replies[i]) for i in chosen) < wanted:

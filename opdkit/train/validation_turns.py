@@ -57,7 +57,7 @@ def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> lis
     """
     logged = [reply for reply in replies if reply.written is None and reply.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
-    session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.teacher_logprobs is not None)
+    session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.is_hinted)
     pools = make_pools(replies, logged, max_prompts)
     tokens = COST * estimate_tokens_to_train(replies, epochs) / (CHECKS + 0.5)
     chosen: list[Reply] = []
@@ -80,13 +80,12 @@ def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: i
     # All rollouts of a turn have its prompt.
     prompts = {answered_turn_id(turn.session_id) or turn.turn_id: turn for turn in reversed(logged)}
     distinct = [*prompts.values()][::-1]
-    hinted = [turn for turn in distinct if turn.teacher_logprobs is not None]
-    unhinted = [turn for turn in distinct if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
+    hinted = [turn for turn in distinct if turn.is_hinted]
+    unhinted = [turn for turn in distinct if not turn.is_criticised]
     max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
     if hinted and max_hinted < FEWEST:
         return []
-    criticised = {conversation_id(reply.session_id) for reply in replies
-                  if reply.teacher_logprobs is not None or (reply.reward or 0) < 0}  # fmt: skip
+    criticised = {conversation_id(reply.session_id) for reply in replies if reply.is_criticised}
     uncriticised = [turn for turn in unhinted if conversation_id(turn.session_id) not in criticised]
     max_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
     hinted_session_turns = unhinted_session_turns = MOST_KEPT_OUT * len(logged)
