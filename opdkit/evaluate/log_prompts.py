@@ -67,7 +67,6 @@ class Reaction:
 
     @cached_property
     def request(self) -> Words:
-        """Words of the request."""
         return frozenset(list_request_words(self.turn))
 
 
@@ -180,17 +179,12 @@ def _make_key(turn: JoinedTurn) -> ReplyKey | None:
 
 
 def make_prompts(
-    reactions: Sequence[Reaction],
-    counts: ReactionCounts,
-    chat: Chat,
-    room: float,
-    criteria: Texts,
-    names: frozenset[str],
+    reactions: Sequence[Reaction], counts: ReactionCounts, chat: Chat, room: float, texts: Texts, names: frozenset[str]
 ) -> tuple[list[JSON], Counter[str]]:
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
     Near duplicates become one row, with their number as `turns`. `room`: length of the longest prompt, in tokens.
-    `names`: the names of the model that the prompts are for (`list_student_names`).
+    `texts`: wording of the criteria. `names`: those of the model that the prompts are for (`list_student_names`).
     """
     complaints = _group_complaints(reactions)
     direct = [reaction for reaction in reactions
@@ -211,7 +205,7 @@ def make_prompts(
         hint = reaction.hint or hints.get(reaction.request, "")
         group = complaints.group_of.get(hint, hint) or None
         try:
-            row = _make_row(reaction, chat, room, checks.get(hint), criteria)
+            row = _make_row(reaction, chat, room, checks.get(hint), texts)
         except ChatError as error:
             left_out[error.reason] += 1
             continue
@@ -357,7 +351,7 @@ def _read_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) 
     return found
 
 
-def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
+def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, texts: Texts) -> JSON:
     """Return the row of a turn, with an empty domain. `check`: the patterns for its hint, if any. Raises ChatError."""
     turn, praised_next = reaction.turn, reaction.praised_next
     logged, tools = _read_reply(turn, chat), turn.session["tools"]
@@ -370,10 +364,10 @@ def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, c
         raise ChatError("too long")
     if reaction.kind == COMPLAINT:
         right, wrong = [_read_reply(praised_next, chat)] if praised_next else [], [logged]
-        question = {"judge": criteria["follows_hint"], "hint": reaction.hint}
+        question = {"judge": texts["follows_hint"], "hint": reaction.hint}
     else:
         right, wrong = [logged], []
-        question = {"judge": criteria["serves_as_well"], "praised": logged}
+        question = {"judge": texts["serves_as_well"], "praised": logged}
     if check:
         passes = read_patterns(check).passes
         is_right = all(map(passes, right))

@@ -7,6 +7,7 @@ hint that nobody gave, and drift on replies of the model before and on text that
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -143,7 +144,9 @@ def compare_models(
     checked = check_replies([*replies, *probed, *streak_replies], config)
     streaks = score_streaks(sessions, checked[count:])
     replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
-    kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(measured, shifts, strict=True)}
+    # A drift that is not finite is stored as null.
+    kl_of = {(r.model, r.prompt.id, r.sample): s.kl / s.tokens for r, s in zip(measured, shifts, strict=True)
+             if math.isfinite(s.kl)}  # fmt: skip
     out.add_rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
     out.add_rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
     out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)

@@ -239,7 +239,6 @@ def load_job(path: Path) -> tuple[Stage, Units, Path | None]:
 
 
 def write_part_in_worker(job: Path, part: int) -> None:
-    """Compute and commit one part of a job."""
     write_part(*load_job(job), part)
 
 

@@ -37,7 +37,6 @@ class KeptAnswers:
         return self._answers.get((self.plan, *request.question.key, request.seed))
 
     def close(self) -> None:
-        """Close the file, if an answer has opened it."""
         if self.file is not None:
             os.close(self.file)
 

@@ -44,7 +44,7 @@ from opdkit.judge.warnings import NO_REWARD, count_votes, describe_failure, find
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
-from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
+from opdkit.store.joined_turns import LOGGED, JoinedTurn, by_session, joined_turns
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_redone_upstream, has_stage, record_usage
 from opdkit.store.reading import count_parts, part_path
@@ -249,7 +249,7 @@ def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
 def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
     """Yield the turns of a part to judge, within `--limit`. Count the others as dropped, by reason."""
     conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
-    for session_turns in joined_sessions(config.run, part, LOGGED, limit=config.limit, reviews={}):
+    for session_turns in by_session(joined_turns(config.run, part, LOGGED, limit=config.limit, reviews={})):
         indices = [joined.index for joined in session_turns]
         session = session_turns[0].session
         outcomes, repeating = find_outcomes(session, indices, conditions), find_repeated_calls(session["messages"])

@@ -62,7 +62,6 @@ def describe_failure(run: Path, counters: Counters) -> str:
 
 
 def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
-    """Return warnings about a stage's verdicts as a whole."""
     if not counters.rows_out:
         return []
     messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])

@@ -25,11 +25,6 @@ class Shift:
     after: float
     kl: float = math.nan  # NaN: not computed
 
-    @property
-    def mean_kl(self) -> float | None:
-        """KL per token; None if it is not finite."""
-        return self.kl / self.tokens if math.isfinite(self.kl) else None
-
 
 def measure_kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batch_tokens: int) -> list[Shift]:
     """Return for each response its log-prob under both models, and the sum of KL(before || after) at its positions.
@@ -53,7 +48,6 @@ def measure_kl_shifts(before: Any, after: Any, sequences: Sequence[PromptRespons
 
 @torch.inference_mode()
 def _measure_batch(models: tuple[Any, Any], sequences: list[PromptResponse]) -> list[Shift]:
-    """Return the shifts of one batch."""
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
     logits_of = [read_padded(model, sequences) for model in models]

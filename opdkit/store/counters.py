@@ -56,7 +56,6 @@ class Counters:
         return self.counts.get(name, Counter())
 
     def merge(self, other: "Counters") -> None:
-        """Add everything that `other` counted."""
         self.rows_in += other.rows_in
         self.rows_out += other.rows_out
         self.dropped.update(other.dropped)

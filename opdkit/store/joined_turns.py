@@ -110,13 +110,7 @@ def all_joined_turns(
 
 def by_session(turns: Iterable[JoinedTurn]) -> Iterator[list[JoinedTurn]]:
     """Yield the turns of each session, as `joined_turns` or `all_joined_turns` yields them."""
-    for _, own in groupby(turns, lambda turn: turn.session_id):
-        yield list(own)
-
-
-def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: Any) -> Iterator[list[JoinedTurn]]:
-    """Yield the turns of each session of a part. The arguments are those of `joined_turns`."""
-    return by_session(joined_turns(run, part, columns, **options))
+    return (list(own) for _, own in groupby(turns, lambda turn: turn.session_id))
 
 
 def read_rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:

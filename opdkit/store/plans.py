@@ -73,7 +73,6 @@ def check_own_folder(run: Path, stage: str) -> None:
 
 
 def checkpoints_dir(run: Path) -> Path:
-    """Return the folder of the checkpoints of a training."""
     return stage_dir(run, "train") / "checkpoints"
 
 

@@ -100,7 +100,6 @@ def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
 
 
 def _explain_missing(run: Path, stage: str, path: Path) -> OpdkitError:
-    """Return the error for a part that is not there."""
     return OpdkitError(
         f"{path} does not exist: the {stage} stage has not finished: {_again(run, stage, path)}; if it had, `opdkit "
         f"check {quote(run)} --recompute` removes what was computed from it, and says what to run"

@@ -79,7 +79,6 @@ Reviews = dict[str, Review]  # turn_id -> the decision in force
 
 
 def reviews_dir(run: Path) -> Path:
-    """Return the folder of the decisions of a run."""
     return stage_dir(run, REVIEWS.stage) / REVIEWS.name
 
 

@@ -17,7 +17,7 @@ from opdkit.judge.votes import EDITED
 from opdkit.model.behavior_policy import find_unusable_reason
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
-from opdkit.store.joined_turns import joined_sessions
+from opdkit.store.joined_turns import by_session, joined_turns
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
@@ -44,7 +44,7 @@ class JudgedSession(NamedTuple):
 
 def read_judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
     """Yield the sessions of a part, within the first `limit` of the run, with the verdicts of the votes."""
-    for turns in joined_sessions(run, part, limit=limit, reviews={}):
+    for turns in by_session(joined_turns(run, part, limit=limit, reviews={})):
         judged = [JudgedTurn(turn.turn, turn.verdict) for turn in turns if turn.verdict is not None]
         if judged:
             yield JudgedSession(turns[0].session, judged)

@@ -30,7 +30,6 @@ class ReplyReadings:
     unhinted: tuple[PromptResponse, ...] | None = None
 
     def every(self) -> list[PromptResponse]:
-        """Return all readings."""
         return [self.student, *(s for readings in self.hinted for s in readings), *(self.unhinted or ())]
 
     @property

@@ -10,7 +10,6 @@ UNROUTED = "sessions without a teacher"  # counter
 
 
 def find_warnings(config: TeacherConfig, counters: Counters) -> list[str]:
-    """Return warnings about the targets as a whole."""
     messages = mostly_dropped("teacher", counters)
     if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:
         messages.append(

@@ -17,7 +17,6 @@ _AGAINST = {"person": "with one person", "majority": "with most others", "each":
 
 
 def show(measured: Calibration, config: CalibrateConfig) -> None:
-    """Print a calibration to stdout."""
     set_aside = "".join(f", {reason} {n:,}" for reason, n in measured.set_aside.items())
     turns = sum(measured.statuses.values())
     statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())

@@ -202,6 +202,9 @@ class _Walk:
         tables = [table for table in plans.list_tables(stage) if table.name in schemas]
         primary, digests = tables[0].name, self.digests[stage]
         done = part_path(self.run, primary, part).exists()
+        # Files that a process was about to move into place: it lives, or was killed then.
+        claims = map(read_claim, (stage_dir(self.run, stage) / ".tmp").glob("*.parquet"))
+        begun = {(claim.table, claim.part) for claim in claims if claim is not None}
         parts: dict[str, Part] = {}
         for table in tables:
             if not part_path(self.run, table.name, part).exists():
@@ -209,7 +212,7 @@ class _Walk:
                 after = primary if done else self._find_computed_after(stage, part)
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")
-                elif (table.name, part) in digests and not self._is_begun(stage, table.name, part):
+                elif (table.name, part) in digests.keys() - begun:
                     self._add(stage, table.name, part, "gone: it was written once, or its writer was killed just then")
             elif done:  # without the primary table, the others were left by a kill and will be replaced
                 read = read_part_file(self.run, table, part, self.manifests[stage], digests)
@@ -227,11 +230,6 @@ class _Walk:
             self.report.parts[label] = (self.report.parts[label][0] + 1, self.count[stage])
         if primary in parts:
             self.finished[stage] = parts[primary]
-
-    def _is_begun(self, stage: str, table: str, part: int) -> bool:
-        """Return True if a process was about to move the part's file into place: it lives, or was killed then."""
-        claims = map(read_claim, (stage_dir(self.run, stage) / ".tmp").glob("*.parquet"))
-        return any(claim is not None and (claim.table, claim.part) == (table, part) for claim in claims)
 
     def _find_computed_after(self, stage: str, part: int) -> str | None:
         """Return a table that holds something computed from this part; None if there is none."""

@@ -24,7 +24,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import progress
 from opdkit.store.counters import Counters
-from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, by_session, joined_turns
 from opdkit.store.plans import read_hint_text
 from opdkit.store.reading import count_parts
 from opdkit.store.reviews import Review, read_reviews_in_force
@@ -63,8 +63,8 @@ def read_judged_turns(
     """
     columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
     hint_text, reviews, parts = read_hint_text(run), read_reviews_in_force(run), count_parts(run, "judge")
-    of_parts = (joined_sessions(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
-    for session_turns in chain.from_iterable(progress(of_parts, "export", parts, "parts")):
+    of_parts = (joined_turns(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
+    for session_turns in by_session(chain.from_iterable(progress(of_parts, "export", parts, "parts"))):
         judged = []
         for joined in session_turns:
             counters.rows_in += 1

@@ -84,7 +84,6 @@ class Night:
         return read_json(path, "remove it, and run `opdkit night` again") if path.exists() else {}
 
     def write(self, record: JSON) -> None:
-        """Write night.json."""
         write_text(self.folder / "night.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -20,7 +20,7 @@ from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 from opdkit.evaluate.similar import list_request_words
 from opdkit.extract.known_turns import digest_turns
 from opdkit.judge.words import split_words
-from opdkit.store.joined_turns import JoinedTurn, joined_sessions
+from opdkit.store.joined_turns import JoinedTurn, by_session, joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, has_stage, manifest
 from opdkit.store.reading import count_parts, is_complete, read_all
@@ -131,7 +131,7 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     """Return the sessions of a night in which a turn has an opinion (see `read_opinion`) or has no next state."""
     sessions = []
     for part in range(count_parts(night.log, "judge") if has_stage(night.log, "judge") else 0):
-        for turns in joined_sessions(night.log, part):
+        for turns in by_session(joined_turns(night.log, part)):
             name, is_kept_out = turns[0].session_id, is_held_out(turns[0].session_id, holdout)
             keys = [f"{strip_numbers(name)}:{digest.hex()}" for digest in digest_turns(turns, reactions=False)]
             read = zip(keys, map(read_opinion, turns), strict=True)
@@ -213,12 +213,12 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
     counting = {opinion.turn_id for version in seen for opinion in version.opinions}
     judged = dict[tuple[str, bytes], tuple[int, JSON]]()  # logged id and digest of a turn -> night, verdict
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
-        for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
+        for turns in by_session(joined_turns(home.night(judged_in).log, source_part, turn_ids=counting)):
             for turn, digest in zip(turns, digest_turns(turns), strict=True):
                 if turn.final_verdict is not None:  # later nights overwrite earlier ones
                     judged[strip_numbers(turn.session_id), digest] = judged_in, turn.final_verdict
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
-    for turns in joined_sessions(home.night(number).log, part):
+    for turns in by_session(joined_turns(home.night(number).log, part)):
         name = first_branch(turns[0].session_id)
         if name not in in_part and (name in sessions or strip_numbers(name) not in logged):
             continue

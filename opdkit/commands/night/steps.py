@@ -348,5 +348,4 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
 
 
 def read_prompt_rows(prompts: Path) -> list[JSON]:
-    """Return the rows of a file of prompts."""
     return [json.loads(line) for line in read_prompt_lines(prompts)[1] if line.strip()]

@@ -189,15 +189,12 @@ def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
 def _read_genai(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
     system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
-    text = _join_texts(system)
-    if prompt is not None and system and not (text and text in _join_texts(_read_opening(prompt[0]))):
-        prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
+    if prompt is not None and system:
+        text, first = _join_texts(system), prompt[0]
+        has_system = value_at(first, ("role",)) in ("system", "developer")
+        if not (text and has_system and text in _join_texts(first.get("parts") or first.get("content"))):
+            prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies
-
-
-def _read_opening(item: Any) -> Any:
-    """Return the parts or the content of a system message; None for another message."""
-    return item.get("parts") or item.get("content") if value_at(item, ("role",)) in ("system", "developer") else None
 
 
 def _join_texts(parts: Any) -> str:

@@ -18,7 +18,6 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read the conversation of a row."""
     messages, notes = read_messages(require_list(record.get("conversation"), "conversation"))
     metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
     model = first_text(record.get("model"))

@@ -66,12 +66,10 @@ class SurveyedInput:
 
     @property
     def reader(self) -> Reader:
-        """Reader of its format."""
         return self.mapped or READERS[self.format or ""]
 
     @property
     def has_line_units(self) -> bool:
-        """True if each line is a unit."""
         return self.format is not None and self.reader.grouping == "line"
 
     def check_unchanged(self) -> None:
@@ -95,7 +93,6 @@ class Survey:
 
     @property
     def parts(self) -> int:
-        """Number of parts."""
         return len(self.borders) - 1
 
 

@@ -176,7 +176,6 @@ def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
 
 
 def read_head(path: Path) -> bytes:
-    """Return the first block of a file."""
     with path.open("rb", buffering=0) as handle:
         return handle.read(_BLOCK)
 

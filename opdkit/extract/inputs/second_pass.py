@@ -40,7 +40,6 @@ class Units:
         self._row = 0  # number of the next row of `_rows`
 
     def close(self) -> None:
-        """Close the index and the inputs."""
         self.index.close()
         if self._file is not None:
             self._file[1].close()
