@@ -97,9 +97,9 @@ def blame(config: BlameConfig) -> Blame:
     chat = load_template(trained.model, choose_template_args(run, "teacher", trained.template_arg))
     objectives = make_objectives(trained)
     data, prompts = load_training_set(trained, objectives, chat)
-    taught = read_taught_turns(run)
-    kept = [(turn, phase) for turn, phase in zip(data.turns, data.phases, strict=True) if turn.turn_id in taught]
-    data = replace(data, turns=[turn for turn, _ in kept], phases=[phase for _, phase in kept])
+    taught_ids = read_taught_turns(run)
+    kept = [(reply, n) for reply, n in zip(data.replies, data.phases, strict=True) if reply.turn_id in taught_ids]
+    data = replace(data, replies=[reply for reply, _ in kept], phases=[n for _, n in kept])
     known_prompts = read_evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
     replies = weigh_replies(worse_prompts, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
