@@ -7,7 +7,7 @@ from rich.table import Table as RichTable
 
 from opdkit.commands.calibrate.agreement import CLASSES, Calibration, MajorityScore, PeopleScore
 from opdkit.commands.calibrate.people import FEWEST_SHARED
-from opdkit.commands.calibrate.voting import is_too_few
+from opdkit.commands.calibrate.voting import is_too_coarse
 from opdkit.commands.turns.line import signed
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, print_line, printable, stdout, verb
@@ -117,7 +117,7 @@ def _advise(measured: Calibration, tolerance: float) -> str:
     stored, worth = measured.stored_votes, measured.votes_worth_paying
     labels, votes = counted(measured.curve_labels, "label"), counted(stored, "vote")
     text = f"the curve is over {labels} and all subsets of their {votes}"
-    if is_too_few(measured.curve_labels, tolerance):
+    if is_too_coarse(measured.curve_labels, tolerance):
         return f"{text}; too few labels to say how many votes are worth paying for"
     if worth is None:
         why = ("none is near the best in both accuracy and coverage, unless --tolerance is higher"

@@ -105,7 +105,7 @@ def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: flo
 
     `points` are (votes, accuracy, coverage). None without points, or if `labels` are too few.
     """
-    if is_too_few(labels, tolerance):
+    if is_too_coarse(labels, tolerance):
         return None
     known = [point for point in points if not math.isnan(point[1])]
     best, widest = (max((point[column] for point in known), default=0.0) for column in (1, 2))
@@ -114,6 +114,6 @@ def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: flo
     return min(enough, default=None)
 
 
-def is_too_few(labels: int, tolerance: float) -> bool:
+def is_too_coarse(labels: int, tolerance: float) -> bool:
     """Return True if one label more or less changes a share by over `tolerance` (at least 0.01)."""
     return labels * max(tolerance, 0.01) < 1
