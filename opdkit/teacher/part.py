@@ -159,7 +159,7 @@ def score_replies(
     options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
     budget = find_budget(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
-        sizes = [example.readings.tokens for example in examples]
+        sizes = [sum(map(len, example.readings.every())) for example in examples]
         share_read = count_tree_tokens(example.readings for example in examples) / max(1, sum(sizes))
         for attempt in budget.halves([math.ceil(share_read * size) for size in sizes]):
             batch = [examples[i] for i in attempt.items]

@@ -32,11 +32,6 @@ class ReplyReadings:
     def every(self) -> list[PromptResponse]:
         return [self.student, *(s for readings in self.hinted for s in readings), *(self.unhinted or ())]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all readings, prompts included."""
-        return sum(map(len, self.every()))
-
 
 def count_tree_tokens(replies: Iterable[ReplyReadings]) -> int:
     """Return the number of tokens in all readings of these replies; shared prefixes count once."""

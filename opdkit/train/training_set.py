@@ -24,6 +24,7 @@ OVER_LIMIT = "over --max-turns-per-session"
 SKIPPED = "every token skipped"
 _CHUNK = 256  # replies whose tensors are in memory at once
 Advantages = dict[str, NDArray[np.float32]]  # "reward" and "teacher" -> one value per token that has it
+Kept = tuple[list[Reply], Counter[str]]  # replies in their order, and how many others were dropped, by reason
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
     validation = choose_turns(inside, config.validate, choose_epochs(replies, config))
     apart = {conversation_id(reply.session_id) for reply in validation}
     replies, kept_out = drop_replies(
-        replies, lambda reply: FOR_VALIDATION if conversation_id(reply.session_id) in apart else None
+        replies, lambda r: FOR_VALIDATION if conversation_id(r.session_id) in apart else None
     )
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, replies, chat)
     replies = shape_rewards(replies, config, prompts)
@@ -75,19 +76,15 @@ def list_batch_sessions(replies: Sequence[Reply], config: TrainConfig) -> list[s
     return [reply.branch_root for reply in replies] if config.batch_by == "session" else None
 
 
-def drop_replies(
-    replies: Sequence[Reply], find_reason: Callable[[Reply], str | None]
-) -> tuple[list[Reply], Counter[str]]:
-    """Return the replies without a reason to drop them, in order, and how many were dropped, by reason."""
+def drop_replies(replies: Sequence[Reply], find_reason: Callable[[Reply], str | None]) -> Kept:
+    """Keep the replies without a reason to drop them."""
     reasons = [find_reason(reply) for reply in replies]
     kept = [reply for reply, reason in zip(replies, reasons, strict=True) if reason is None]
     return kept, Counter(reason for reason in reasons if reason is not None)
 
 
-def select_replies(
-    replies: Sequence[Reply], terms: Collection[str], holdout: float, *, anchored: bool = False
-) -> tuple[list[Reply], Counter[str]]:
-    """Return the replies that at least one of the objective's terms can use, and how many were dropped, by reason.
+def select_replies(replies: Sequence[Reply], terms: Collection[str], holdout: float, *, anchored: bool = False) -> Kept:
+    """Keep the replies that at least one of the objective's terms can use.
 
     With `anchored`, replies that only the anchor can use are kept too, if there are others: alone they teach nothing.
     """
@@ -113,10 +110,8 @@ def _drop_reason(reply: Reply, terms: Collection[str], holdout: float, *, anchor
     return None
 
 
-def limit_turns_per_session(
-    replies: Sequence[Reply], limit: int | None, seed: int, terms: Collection[str]
-) -> tuple[list[Reply], Counter[str]]:
-    """Return the replies of at most `limit` turns of each conversation, in order, and how many were dropped.
+def limit_turns_per_session(replies: Sequence[Reply], limit: int | None, seed: int, terms: Collection[str]) -> Kept:
+    """Keep the replies of at most `limit` turns of each conversation.
 
     Turns that one of the objective's `terms` can use come before those that only the anchor can use. The draw depends
     only on (seed, turn id): not on the position, which the user of a session could choose, nor on other sessions. All
