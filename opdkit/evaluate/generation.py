@@ -17,6 +17,8 @@ from opdkit.model.sampling import Request
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import PromptResponse
 
+EncodedPrompt = tuple[HeldOutPrompt, list[int]]  # a prompt and its token ids
+
 
 def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: float) -> list[int]:
     """Return the prompt's token ids.
@@ -34,14 +36,9 @@ def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: 
 
 
 def generate(
-    label: str,
-    model: Any,
-    chat: Chat,
-    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
-    config: EvalConfig,
-    greedy: bool = True,
+    label: str, model: Any, chat: Chat, prompts: Sequence[EncodedPrompt], config: EvalConfig, greedy: bool = True
 ) -> list[Reply]:
-    """Return the greedy reply and `--samples` sampled replies to each of `prompts`, given with their token ids.
+    """Return the greedy reply and `--samples` sampled replies to each of `prompts`.
 
     Without `greedy`, return only the sampled ones. Sample k of a prompt is drawn from the random stream (seed, prompt
     id, k), which is the same for both models, so that only the models differ.

@@ -9,7 +9,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import HeldOutPrompt
-from opdkit.evaluate.generation import prompt_ids
+from opdkit.evaluate.generation import EncodedPrompt, prompt_ids
 from opdkit.model.load import (
     check_same_tokenizer,
     context_length,
@@ -34,8 +34,8 @@ def model_names(config: EvalConfig) -> dict[str, str]:
 
 def load_models(
     config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
-) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
-    """Load both models. Return them, their common chat template, and the prompts with their token ids."""
+) -> tuple[dict[str, Any], Chat, list[EncodedPrompt]]:
+    """Load both models. Return them, their common chat template, and the encoded prompts."""
     chat, longest = load_chat(config, names)
     options: JSON = {name: getattr(config, name) for name in ("device", "dtype", "load_in_4bit")}
     models: dict[str, Any] = {label: load_model(name, **options) for label, name in names.items()}

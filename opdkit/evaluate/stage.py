@@ -25,7 +25,7 @@ from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, encode_passages, measure_shifts, read_passages
 from opdkit.evaluate.from_log import read_held_out_share, write_log_prompts
-from opdkit.evaluate.generation import generate, prompt_ids
+from opdkit.evaluate.generation import EncodedPrompt, generate, prompt_ids
 from opdkit.evaluate.models import load_models, model_names
 from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, choose_measured, find_right_replies, mark_echoes
@@ -112,7 +112,7 @@ def compare_models(
     config: EvalConfig,
     models: dict[str, Any],
     chat: Chat,
-    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
+    prompts: Sequence[EncodedPrompt],
     passages: Sequence[str],
     hints: set[str],
     out: PartWriter,
@@ -167,7 +167,7 @@ def generate_further(
 
     `name` says in messages what the prompts are.
     """
-    asked, longest = list[tuple[HeldOutPrompt, list[int]]](), min(map(context_length, models.values()))
+    asked, longest = list[EncodedPrompt](), min(map(context_length, models.values()))
     for prompt in prompts:
         if len(asked) == most:
             break
