@@ -24,13 +24,14 @@ def parse_columns(record: JSON) -> JSON:
     """Return the record with its messages and its response parsed if they are JSON text, as in a column of a table."""
     texts = [key for key in (*KEYS, *RESPONSES, "choices") if isinstance(record.get(key), str)]
     parsed = ((key, parse_text(record[key])) for key in texts)
-    return record | {key: value for key, value in parsed if key in KEYS or _is_response(value)}
+    return record | {key: value for key, value in parsed if key in KEYS or _is_response(key, value)}
 
 
-def _is_response(value: Any) -> bool:
-    """Return whether a value is a response of an API or its choices, and not a reply that happens to be JSON."""
+def _is_response(key: str, value: Any) -> bool:
+    """Return whether a field is a response of an API or its choices, and not a reply that happens to be JSON."""
     is_reply = "assistant" in (value_at(value, ("role",)), value_at(value, ("message", "role")))
-    return is_reply or any(isinstance(value_at(value, path), dict) for path in (("choices", 0), (0, "message")))
+    choices = value if key == "choices" else value_at(value, ("choices",))
+    return is_reply or isinstance(value_at(choices, (0, "message")), dict)
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:

@@ -377,8 +377,13 @@ def test_a_response_may_be_json_text(beside, reason):
         session = read({"messages": [USER]} | record)
         assert session.messages == [plain("user", "hi"), plain("assistant", "hello")]
         assert session.notes[1].finish_reason == reason
-    as_json = read({"messages": [USER], "response": '{"choices": ["a", "b"]}', "finish_reason": "length"})
-    assert as_json.messages[1] == plain("assistant", '{"choices": ["a", "b"]}')
+
+
+@pytest.mark.parametrize("text", ['{"choices": ["a", "b"]}', '{"choices": [{"label": "A", "text": "Paris"}]}',
+                                  '[{"message": {"subject": "Fix"}}]'])  # fmt: skip
+def test_a_reply_that_is_json_is_no_response(text):
+    as_json = read({"messages": [USER], "response": text, "finish_reason": "length"})
+    assert as_json.messages[1] == plain("assistant", text)
     assert as_json.notes[1].finish_reason == "length"
 
 
