@@ -11,7 +11,7 @@ from opdkit.chat.messages import find_key, first_text, read_messages, read_tools
 from opdkit.extract.formats.openai import (
     RESPONSES,
     find_holder_of_choices,
-    find_reply_of_choices,
+    find_reply_beside,
     parse_columns,
     split_steps,
 )
@@ -72,12 +72,13 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     items = [message for item in require_list(request.get("messages"), "messages") for message in split_steps(item)]
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
-    reply = [{"role": "assistant", "content": response.get("content")}] if response else find_reply_of_choices(record)
-    messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
+    reply = [{"role": "assistant", "content": response.get("content")}]
+    field, replies = (None, reply) if response else find_reply_beside(record, items)
+    messages, notes = read_messages([*opening, *items, *replies], first=-len(opening))
     if response:
         notes.setdefault(len(messages) - 1, Note()).finish_reason = first_text(response.get("stop_reason"))
     metadata = {} if request is record else {k: v for k, v in request.items() if k not in _OF_REQUEST}
-    metadata |= {k: v for k, v in record.items() if k not in _OF_REQUEST | used and v is not request}
+    metadata |= {k: v for k, v in record.items() if k not in _OF_REQUEST | used | {field} and v is not request}
     if "usage" in response:
         metadata["usage"] = response["usage"]
     model = first_text(request.get("model"), response.get("model"), record.get("model"))

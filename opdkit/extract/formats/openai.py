@@ -46,9 +46,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     system, holder = record.get("system"), find_holder_of_choices(record)
     has_system = value_at(items, (0, "role")) in ("system", "developer")
     opening = [{"role": "system", "content": system}] if system and not has_system else []
-    response, replies = record[holder] if holder else {}, find_reply_of_choices(record)
-    field, reply = (None, None) if replies or value_at(items[-1], ("role",)) == "assistant" else find_response(record)
-    replies = [reply] if reply else replies
+    response, (field, replies) = record[holder] if holder else {}, find_reply_beside(record, items)
     messages, notes = read_messages([*opening, *items, *replies], first=-len(opening))
     for index, message in enumerate(messages if record.get("turn_type") == "side" else ()):
         if message["role"] == "assistant":
@@ -158,6 +156,13 @@ def find_reply_of_choices(record: JSON) -> list[JSON]:
         return []
     logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
     return [{"role": "assistant", **logged_beside, **choice["message"]}]
+
+
+def find_reply_beside(record: JSON, items: list[Any]) -> tuple[str | None, list[JSON]]:
+    """Return (field, reply) of the reply logged beside its messages, as a list of at most one; no field of choices."""
+    replies = find_reply_of_choices(record)
+    field, reply = (None, None) if replies or value_at(items, (-1, "role")) == "assistant" else find_response(record)
+    return field, [reply] if reply else replies
 
 
 def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:

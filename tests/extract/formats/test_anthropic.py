@@ -53,6 +53,16 @@ def test_a_request_with_its_response(record):
     assert session.metadata["max_tokens"] == 9
 
 
+@pytest.mark.parametrize("messages", [[ASK], json.dumps([ASK])])
+def test_a_text_beside_its_request_is_the_reply(messages):
+    request = {"system": "Be brief.", "messages": messages}
+    session = read_one(request | {"response": "Sun.", "stop_reason": "max_tokens"})
+    assert [m["content"] for m in session.messages] == ["Be brief.", "what is the weather?", "Sun."]
+    assert (session.notes[2].finish_reason, session.metadata) == ("max_tokens", {"stop_reason": "max_tokens"})
+    ended = read_one({"system": "Be brief.", "messages": [ASK, REPLY], "response": "Sun."})
+    assert [m["content"] for m in ended.messages[1:]] == ["what is the weather?", "Sun."]
+
+
 def test_of_several_replies_the_response_counts():
     other = {"content": [{"type": "text", "text": "Rain."}]}
     session = read_one({"messages": [ASK], "result": other, "output": other, "response": REPLY})
