@@ -76,7 +76,7 @@ def find_served(
     timeout = max(_TIMEOUT, max_new_tokens * _SECONDS_PER_TOKEN)
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
-                        retries=_RETRIES, timeout=timeout, has_flags=False)  # fmt: skip
+                        retries=_RETRIES, timeout=_TIMEOUT, has_flags=False)  # fmt: skip
         (names,) = server.answer_all([None], server.model_names, "listing", "models")
         listed = get_close_matches(own[-1], names or [], n=_MOST_NAMES, cutoff=0.0)
         for name in dict.fromkeys([*own, *listed, None]):

@@ -226,10 +226,17 @@ def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
 @pytest.mark.parametrize(("tokens", "seconds"), [(12, 600), (32_768, 3276.8)])
 def test_a_long_reply_has_the_time_that_it_takes(tiny: tuple, tokens: int, seconds: float, monkeypatch) -> None:
     """A model that thinks may write 32,768 tokens, at a few dozen per second beside fifteen other replies."""
-    monkeypatch.setattr(ServedModel, "sample", lambda _self, asked, *_: [[object()] for _ in asked])
+    before = []
+
+    def compare(served: ServedModel, asked: list[Request], *_: object) -> list[list[object]]:
+        before.append(served.server.traffic.timeout)
+        return [[object()] for _ in asked]
+
+    monkeypatch.setattr(ServedModel, "sample", compare)
     with serving(completions(*tiny)) as http:
         served = find_served(sampler(http.url).config, *tiny, [[1]], tokens, 4096)
     assert served.server.traffic.timeout == pytest.approx(seconds)
+    assert [*before, served.server.timeout] == [600, 600], "the replies that compare weights are short"
 
 
 def test_messages_name_no_options_that_only_the_judge_has(tiny: tuple, monkeypatch, capsys) -> None:
