@@ -116,7 +116,7 @@ def open_criterion_judge(
     if config.judge_url:
         from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client
 
-        return Endpoint(judge, folder).ask
+        return Endpoint(judge, folder, has_flags=False).ask
     from opdkit.judge.local import LocalJudge  # imported here: it brings torch
 
     return LocalJudge(judge, model=model).ask

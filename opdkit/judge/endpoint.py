@@ -77,14 +77,15 @@ class Endpoint(Server):
     """Chat model on a server, asked for votes.
 
     `folder` is the folder of the stage that the votes are for; it stores the name under which the server answers.
+    `has_flags` as for Traffic.
     """
 
     # In messages: the judge, and the options for its address and its model. Then the file that stores its name.
     who, url_flag, model_flag, name_file = "the judge", "--judge-url", "--judge-model", NAME_FILE
 
-    def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
+    def __init__(self, config: JudgeConfig, folder: Path | None = None, *, has_flags: bool = True) -> None:
         assert config.judge_model is not None  # JudgeConfig checks this
-        super().__init__(self.who, config.judge_url or "", self.url_flag, config.api_key_env,
+        super().__init__(self.who, config.judge_url or "", self.url_flag, config.api_key_env, has_flags=has_flags,
                          concurrency=config.concurrency, retries=config.retries, timeout=config.timeout)  # fmt: skip
         self.config, self.model = config, config.judge_model
         self.identity = Identity(config.judge_model, folder, self.name_file, self.who)

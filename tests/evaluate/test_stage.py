@@ -282,12 +282,17 @@ def test_a_judge_that_makes_no_sense_is_an_error_and_another_one_can_be_asked(
     assert scores(run)["passed_greedy", "all"]["count"] > 0
 
 
-def test_a_server_that_is_not_there_is_found_before_replies_are_sampled(run, tmp_path, server, monkeypatch) -> None:
+def test_a_server_that_is_not_there_is_found_before_replies_are_sampled(
+    run, tmp_path, server, monkeypatch, capsys
+) -> None:
     prompts = prompts_file(tmp_path, tone={"judge": "It is polite."})
     monkeypatch.setattr("opdkit.model.server.traffic.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("opdkit.evaluate.stage.generate", lambda *_: pytest.fail("replies were sampled"))
     with pytest.raises(OpdkitError, match=r"http://127\.0\.0\.1:1/v1"):
         evaluate.run(config(run, prompts, judge_model="any", judge_url="http://127.0.0.1:1/v1"))
+    said = capsys.readouterr().err
+    assert "trying again" in said
+    assert "--retries" not in said, "an option of judge alone"
     monkeypatch.undo()
     evaluate.run(config(run, prompts, judge_model="any", judge_url=server, samples=0))  # the failed start left no plan
     assert scores(run)["passed_greedy", "all"]["count"] > 0

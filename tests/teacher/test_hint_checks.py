@@ -327,7 +327,7 @@ def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
     monkeypatch.setattr("opdkit.judge.local.LocalJudge.__init__", lambda self, judge, model: opened.append(judge))
     hint_checks.open_criterion_judge(own)
     assert (opened[0].template_arg, opened[0].max_new_tokens) == (("enable_thinking=false",), 512)
-    monkeypatch.setattr("opdkit.judge.endpoint.Endpoint.__init__", lambda self, judge, folder: opened.append(judge))
+    monkeypatch.setattr("opdkit.judge.endpoint.Endpoint.__init__", lambda self, judge, *_, **__: opened.append(judge))
     hint_checks.open_criterion_judge(config(run, check_hints=1, judge_model="any", judge_url="http://moved:1/v1"))
     assert (opened[1].template_arg, opened[1].max_new_tokens) == (("enable_thinking=false",), 77)
     assert opened[1].api_key_env == "OPENAI_API_KEY", "the key of one server is not sent to another"
