@@ -48,7 +48,7 @@ from opdkit.judge.votes import (
     compute_confidence,
 )
 from opdkit.model.folder import find_file
-from opdkit.model.server.client import MALFORMED, RefusedError, Server
+from opdkit.model.server.client import MALFORMED, RefusedError, Server, is_busy
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.model.tree import count_nodes
 from opdkit.store.atomic import write_text
@@ -212,7 +212,8 @@ class Endpoint(Server):
         try:
             document = response.json()
             if error := find_error(document):
-                limited = isinstance(error, dict) and str(error.get("code")) == "429"
+                code = str(error.get("code")) if isinstance(error, dict) else ""
+                limited = code.isdecimal() and is_busy(int(code), json.dumps(error))
                 raise FailedAttemptError(f"an error with status 200: {self.describe_error(error)}", limited=limited)
             choice, name = document["choices"][0], document.get("model")
             reason = choice.get("finish_reason")

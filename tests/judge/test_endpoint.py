@@ -474,6 +474,7 @@ def test_an_outage_with_status_200_gives_no_votes(content: str | None, place: st
     "limit",
     [
         Reply(200, {"error": {"code": 429, "message": "Provider returned error"}}),
+        Reply(200, {"error": {"code": 503, "message": "Provider returned error", "metadata": {"raw": "overloaded"}}}),
         Reply(503, [{"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}]),
         Reply(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}),
         Reply(529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
