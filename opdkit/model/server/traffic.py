@@ -4,8 +4,8 @@
   up early, and the next attempt has more time.
 - A pause that the server asks for (Retry-After) applies to all requests.
 - While no request is answered, no new request begins, so a dead server costs only the attempts of a few requests.
-- While a limit of the server holds up as many requests as may run at once, no new request begins. Else, a server that
-  allows 20 requests per minute would refuse a crowd that grows, each of them for an hour.
+- While a limit of the server holds up as many requests as may run at once, no new request begins. Otherwise more and
+  more requests would wait, and a server that allows 20 per minute would refuse each of them for an hour.
 
 The client library's own retries do none of this: each request waits on its own account and holds its slot.
 """
