@@ -160,7 +160,7 @@ class TeacherOptions(TypedDict, total=False):
     teacher_share: Texts | None
     """a teacher's share in the average, NAME=SHARE; default: 1; may be given repeatedly"""
     teacher_route: Text | None
-    """metadata field that names a session's teacher; such as metadata.tier, instead of the average"""
+    """metadata field that names a session's teacher, such as metadata.tier; instead of the average"""
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     max_tokens: int | None

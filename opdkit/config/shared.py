@@ -49,7 +49,7 @@ def check_servers(urls: tuple[str, ...], flag: str) -> None:
 def check_key_env(name: str, flag: str) -> None:
     """Raise ConfigError, without showing the text, for a key in place of the name of the variable that holds it.
 
-    Errors and manifests show the name. A key that may be a name (gsk_...) is long, with digits and small letters.
+    Errors and manifests show the name. A key that looks like one (gsk_...) is long, with digits and small letters.
     """
     is_name = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
     if not is_name or (name not in os.environ and re.fullmatch(r"(?=.*\d)(?=.*[a-z]).{24,}", name)):

@@ -25,7 +25,7 @@ class TeacherConfig(SamplingConfig):
         (), f"a teacher's share in the average, NAME=SHARE; default: 1; {REPEAT}"
     )
     teacher_route: str | None = MODELS.expert(
-        None, "metadata field that names a session's teacher; such as metadata.tier, instead of the average"
+        None, "metadata field that names a session's teacher, such as metadata.tier; instead of the average"
     )
     limit: int | None = shared_option("limit", WHAT)
     max_tokens: int | None = WHAT.option(None, "longest prompt + reply; default: the model's", unit="tokens", low=2)

@@ -34,9 +34,8 @@ DEFAULTS = _strip(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(en
 def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> dict[str, Texts]:
     """Return table -> key -> text: the texts of the file, and defaults for the others.
 
-    Raises ConfigError, which names the file, table and key, for an unknown table or key and for a value that is not
-    text. So it does for a text without a placeholder that opdkit fills in, or without a mark that the parser of votes
-    looks for.
+    Raises ConfigError, which names the file, table and key. Reasons are an unknown table or key, a value that is not
+    text, and a text without a placeholder that opdkit fills in or a mark that the parser of votes looks for.
     """
     document = read_toml(path, "--wording") if path else {}
     for table, texts in document.items():
