@@ -20,7 +20,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree import plan_passes
 from opdkit.model.tree_reading import PACK_TOKENS
-from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, count_tree_tokens, score_session
+from opdkit.teacher.scores import ReplyReadings, ReplyScores, ScoreOptions, count_tree_tokens, score_session
 
 from . import usual
 from .models import add_model_options, build_for, weights
@@ -32,9 +32,9 @@ WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one s
 
 def once(
     model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], batch_tokens: int = TeacherConfig.batch_tokens
-) -> list[Scores]:
+) -> list[ReplyScores]:
     """Score as `opdkit teacher` scores a part: short sessions together."""
-    found, waiting, tokens = list[Scores](), list[ReplyReadings](), 0
+    found, waiting, tokens = list[ReplyScores](), list[ReplyReadings](), 0
     for targets in [*sessions, None]:
         size = count_tree_tokens(targets or [])
         if waiting and (targets is None or tokens + size > batch_tokens):
@@ -44,7 +44,7 @@ def once(
     return found
 
 
-def flat(scores: Sequence[Scores]) -> list[Tensor]:
+def flat(scores: Sequence[ReplyScores]) -> list[Tensor]:
     """Return the scores in the order of `usual.samples`."""
     return [x for s in scores for x in (s.old, s.teacher) if x is not None]
 

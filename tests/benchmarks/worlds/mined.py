@@ -18,7 +18,7 @@ from opdkit.config.wording import DEFAULTS
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.generation import generate, prompt_ids
-from opdkit.evaluate.log_prompts import count_opinions, make_prompts, read_reactions
+from opdkit.evaluate.log_prompts import count_reactions, make_prompts, read_reactions
 from opdkit.model.behavior_policy import list_student_names
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.train.stage import run as train
@@ -46,9 +46,9 @@ def measure_mined(work: Path, world: str, seed: int) -> JSON:
     chat = Chat(load_tokenizer(str(built.model)), {}, model.generation_config.eos_token_id)
     file = here / "mined.jsonl"
     reactions = list(read_reactions(run, HOLDOUT))
-    opinions = count_opinions(run, reactions)
+    counts = count_reactions(run, reactions)
     names = list_student_names(str(built.model), {})
-    rows, _ = make_prompts(reactions, opinions, chat, context_length(model), DEFAULTS["criterion"], names)
+    rows, _ = make_prompts(reactions, counts, chat, context_length(model), DEFAULTS["criterion"], names)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     mined, true = read_prompts(file), read_prompts(built.prompts)
     marks = list[JSON]()
