@@ -159,7 +159,9 @@ def find_unmeasured(rows: Mapping[tuple[str, str], JSON], measured: Sequence[JSO
     left = rows[metric, ALL]["count"] - sum(row["count"] for row in measured) - after_correction
     if left > 0:
         return [f"{counted(left, 'prompt')} without the field corrected {verb(left, 'is', 'are')} in no share above"]
-    return ['no prompt says "corrected": false, so what the model forgot is not measured'] * (domains == {CORRECTED})
+    # Prompts that have no verdict are in no share, either, but have a value of this metric.
+    none_kept = domains == {CORRECTED} and ("cut_off", UNCORRECTED) not in rows
+    return ['none of these prompts says "corrected": false, so what the model forgot is not measured'] * none_kept
 
 
 def is_limit_too_low(rows: Mapping[tuple[str, str], JSON]) -> bool:

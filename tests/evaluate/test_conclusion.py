@@ -213,6 +213,7 @@ def test_what_the_shares_leave_out_is_named() -> None:
     assert watch(rose, kept, row("passed_sampled", "directly after a correction")) == []
     (forgot,) = watch(rose | {"count": 90})
     assert "forgot is not measured" in forgot
+    assert watch(rose | {"count": 90}, row("cut_off", "uncorrected")) == []  # its prompts have no verdict
     assert watch() == watch(kept | {"count": 90}) == []
 
 
