@@ -100,10 +100,18 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
 
 
 def warn_of_trained(run: Path, prompts: Sequence[HeldOutPrompt]) -> None:
-    """Warn if prompts are from conversations that the run's training has read."""
+    """Warn if prompts are from conversations that the run's training has read.
+
+    The prompt's last message must be in the conversation, too: in another log, its id may be that of another one.
+    """
     read = {conversation_id(session_of(turn)) for row in read_all(run, "metrics", ["turn_ids"])
             for turn in row["turn_ids"]}  # fmt: skip
-    if seen := [prompt.id for prompt in prompts if prompt.session in read]:
+    named = read & {prompt.session for prompt in prompts}
+    has_log = named and has_stage(run, "extract")
+    sessions = read_all(run, "sessions", ["session_id", "messages"]) if has_log else ()
+    said = {(name, message["content"]) for row in sessions if (name := conversation_id(row["session_id"])) in named
+            for message in row["messages"]}  # fmt: skip
+    if seen := [prompt.id for prompt in prompts if (prompt.session, prompt.messages[-1]["content"]) in said]:
         warn(f"{len(seen):,} of {counted(len(prompts), 'prompt')}, such as {seen[0]}, are from conversations that the "
              "model was trained on, and show what it remembers: train with --holdout, or write others")  # fmt: skip
 

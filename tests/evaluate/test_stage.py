@@ -61,7 +61,10 @@ def test_prompts_of_conversations_that_were_trained_on_are_named(run, tmp_path, 
     path = prompts_file(tmp_path, a=ANYTHING)
     first, second = map(json.loads, path.read_text().splitlines())
     trained = next(read_all(run, "metrics"))["turn_ids"][0].rpartition(":")[0]
-    path.write_text("\n".join(map(json.dumps, [first | {"session": trained}, second | {"session": "elsewhere"}])))
+    (asked,) = (row["messages"][0]["content"] for row in read_all(run, "sessions") if row["session_id"] == trained)
+    # In another log, another conversation may have the id.
+    rows = [first | {"session": trained, "prompt": asked}, second | {"session": trained}]
+    path.write_text("\n".join(map(json.dumps, rows)))
     evaluate.run(config(run, path, samples=0))
     assert "1 of 2 prompts, such as a-0, are from conversations that the model was trained on" in " ".join(
         capsys.readouterr().err.split()
