@@ -157,7 +157,7 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     Probability ratios divide by the old policy, which is that student: with another model every ratio would be wrong.
     The same model with quantized weights counts as another model.
     """
-    identity = pin_model(model)
+    identity, run = pin_model(model), stage_dir(run, "teacher").parent  # a named training has the targets of its run
     plan = manifest(run, "teacher")["plan"]
     if load_in_4bit != plan["config"].get("load_in_4bit", False):
         raise ConfigError(
@@ -201,7 +201,8 @@ def load_prompts(run: Path, replies: Sequence[Reply], chat: Chat) -> Prompts:
             prompts[turn_id] = longest[: len(ids)]
     missing = next((reply.turn_id for reply in replies if reply.turn_id not in prompts), None)
     if missing is not None:
-        raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")
+        folder = stage_dir(run, "extract")
+        raise OpdkitError(f"turn {missing} has no session in {folder}: run the stages again from extract")
     return prompts
 
 

@@ -499,7 +499,10 @@ def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
     """The student must be the model that was scored, compared by its files and not by its path."""
     with pytest.raises(ConfigError, match=r"opdkit teacher OTHER_RUN --model '.*an other'"):
         train.run(train_config(run, save_tiny_model(tmp_path / "an other", plain_tokenizer, seed=1)))
-    train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
+    same = save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)
+    train.run(train_config(run, same))
+    with pytest.raises(ConfigError, match=f"the teacher stage of {run} scored"):  # and not of the training
+        train.run(train_config(run, same, name="b", lora_rank=4, load_in_4bit=True))
 
 
 def test_a_training_resumes_with_a_student_that_was_moved(run, tmp_path, plain_model_dir, monkeypatch) -> None:

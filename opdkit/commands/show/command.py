@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout, warn
 from opdkit.errors import ConfigError
-from opdkit.store.plans import explain_upstream_change, has_stage, no_run_error
+from opdkit.store.plans import explain_upstream_change, has_stage, no_run_error, stage_dir
 
 
 def run(config: ShowConfig) -> None:
@@ -60,10 +60,11 @@ def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[J
 
 def _explain_nothing(config: ShowConfig, chosen: Chosen) -> str:
     """Return why no turn is shown, and what there is instead."""
+    run = quote(stage_dir(config.run, "judge").parent)  # of a named training, the run
     if not chosen.seen:
         return f"no turn is finished yet: `opdkit status {quote(config.run)}` shows the progress of the run"
     if chosen.passed:  # only --worst and --best leave out turns that pass the filters
-        return (f"none of {chosen.passed:,} turns has advantages: `opdkit teacher {quote(config.run)} --model PATH` "
+        return (f"none of {chosen.passed:,} turns has advantages: `opdkit teacher {run} --model PATH` "
                 "computes those of turns with a hint")  # fmt: skip
     conditions = [f"the status {config.status}"] if config.status is not None else []
     conditions += [f"a text that --grep {config.grep!r} matches"] if config.grep is not None else []
@@ -72,4 +73,4 @@ def _explain_nothing(config: ShowConfig, chosen: Chosen) -> str:
         return message
     statuses = "; ".join(f"{name}: " + ", ".join(f"{status} {n:,}" for status, n in counter.most_common())
                          for name, counter in chosen.statuses.items() if counter)  # fmt: skip
-    return f"{message}; " + (statuses or f"none is judged: `opdkit judge {quote(config.run)} ...` does it")
+    return f"{message}; " + (statuses or f"none is judged: `opdkit judge {run} ...` does it")

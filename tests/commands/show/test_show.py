@@ -278,10 +278,11 @@ def test_nothing_to_show_says_what_there_is(scored, capsys, options, status):
 
 def test_the_worst_of_a_run_without_advantages(tmp_path, capsys):
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
-    show.run(ShowConfig(run=run, worst=1))
-    assert "none of 1 turns has advantages: `opdkit teacher" in capsys.readouterr().err
-    show.run(ShowConfig(run=run, status="ok"))
-    assert "none is judged: `opdkit judge" in capsys.readouterr().err
+    for place in (run, run / "b.training"):
+        show.run(ShowConfig(run=place, worst=1))
+        assert f"none of 1 turns has advantages: `opdkit teacher {run} " in capsys.readouterr().err
+        show.run(ShowConfig(run=place, status="ok"))
+        assert f"none is judged: `opdkit judge {run} " in capsys.readouterr().err
 
 
 def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
