@@ -31,9 +31,10 @@ from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.openai_messages import Message, merge_messages
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
-from opdkit.console import counted, printable, say, warn
+from opdkit.console import counted, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.costs import BYTES_PER_TOKEN, KNOWN, PROMPT, UNCACHED, VOTES, WRITTEN
+from opdkit.judge.identity import FIRST_ANSWERS, NAME_FILE, Identity
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import find_decision_span
 from opdkit.judge.votes import (
@@ -51,8 +52,6 @@ from opdkit.model.folder import find_file
 from opdkit.model.server.client import MALFORMED, RefusedError, Server, is_busy
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.model.tree import count_nodes
-from opdkit.store.atomic import write_text
-from opdkit.store.disk import disk_errors_explained
 from opdkit.store.stable_hash import stable_hash
 
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
@@ -68,9 +67,7 @@ _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # beginning of the
 OTHER_LIMIT = "max_completion_tokens"  # the name of max_tokens for OpenAI's reasoning models
 # Error texts of templates without system messages (Gemma 2, the first Mistral), and of Google's server.
 NO_SYSTEM = re.compile(r"system.{0,10}role|role.{0,40}system|must alternate|(system|developer) instruction", re.I)
-NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _MOST_REFUSED = 50  # refusals in a row; after these, the server is to blame, not a filter of prompts
-_FIRST_ANSWERS = 3  # answers that all have one other name; after these, it is the judge's name
 
 
 class Endpoint(Server):
@@ -229,7 +226,7 @@ class Endpoint(Server):
         self.identity.register_answer(name)
         if not self.identity.is_judge(name):
             said, others = self._clean(str(name)), self.identity.others
-            if self.identity.known is None and others.total() < _FIRST_ANSWERS:
+            if self.identity.known is None and others.total() < FIRST_ANSWERS:
                 raise FailedAttemptError(f"a first answer under another name: {said}", early=True)
             if self.identity.known is None:
                 names = self._clean(" and ".join(sorted(others)))
@@ -335,69 +332,3 @@ def read_confidence(logprobs: Any, text: str, start: int, end: int) -> float | N
     first = bisect_right(ends, position + len(text[:start].encode()))
     last = bisect_left(ends, position + len(text[:end].encode()))
     return None if position < 0 else compute_confidence(values[first : last + 1])
-
-
-class Identity:
-    """Name under which the judge answers: the requested name, or another name for the same model.
-
-    Servers answer under another name for good reasons (an alias, a dated version, a path). So a name becomes the
-    judge's if it is the requested one, or if the first few answers all have it. From then on, an answer under another
-    name comes from another model. It is not a vote, since a table of votes does not say which model gave which. The
-    question is asked again, at first without using up a retry. A server that gives no name cannot be checked.
-
-    The name is stored in `folder`, if there is one: resumed runs and other shards of the stage accept no other. The
-    first process to know it decides. Raises OpdkitError if the file is damaged or cannot be written.
-    """
-
-    def __init__(
-        self, asked: str, folder: Path | None = None, name_file: str = NAME_FILE, who: str = "the judge"
-    ) -> None:
-        self.asked, self.who = asked, who
-        self.file = folder / name_file if folder else None
-        self.known = self._read()
-        self.others: Counter[str] = Counter()
-        self.rejected: set[str] = set()
-        self.answered = False  # this process has had an answer under the known name
-
-    def is_judge(self, name: object) -> bool:
-        """Return True for an answer under the judge's name or without a name."""
-        return not isinstance(name, str) or not name or name == self.known
-
-    def register_answer(self, name: object) -> None:
-        """Count an answer under `name`: the first answers settle the judge's name. Warn once about each other name."""
-        if not isinstance(name, str) or not name:
-            return
-        if self.known is None:
-            self.others[name] += 1
-            if name == self.asked or self.others.total() == self.others[name] == _FIRST_ANSWERS:
-                self.settle(name)
-        if name == self.known:
-            self.answered = True
-        elif self.known is not None and name not in self.rejected:
-            self.rejected.add(name)
-            other, known = printable(name)[:100], printable(self.known)[:100]
-            if self.answered:
-                warn(f"{self.who}'s server answers as {other}, too, not only as {known}: answers of another model are "
-                     "not counted, the questions are asked again")  # fmt: skip
-            else:
-                warn(f"{self.who}'s server answers as {other}, and the existing votes are by {known}: answers of "
-                     f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
-
-    def settle(self, name: str) -> None:
-        """Set and store the judge's name, unless another process has stored one already: that one then holds."""
-        self.known = name
-        if self.file is not None:
-            with disk_errors_explained(self.file):
-                if not write_text(self.file, json.dumps({"name": name}) + "\n", replace=False):
-                    self.known = self._read()
-        if name == self.known != self.asked:
-            say(f"{self.asked} answers as {printable(name)[:100]}")
-
-    def _read(self) -> str | None:
-        if self.file is None or not self.file.exists():
-            return None
-        try:
-            with disk_errors_explained(self.file):
-                return str(json.loads(self.file.read_text(encoding="utf-8"))["name"])
-        except (ValueError, LookupError, TypeError):
-            raise OpdkitError(f"{self.file} is damaged: remove it, or pass --overwrite to judge again") from None

@@ -14,7 +14,8 @@ from opdkit.cli import app
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge.endpoint import Endpoint, Identity
+from opdkit.judge.endpoint import Endpoint
+from opdkit.judge.identity import Identity
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
 from opdkit.model.server import traffic
