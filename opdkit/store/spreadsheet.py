@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError
 
 _LONGEST_CELL = 1 << 20  # characters
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
@@ -14,20 +14,20 @@ _TIME = re.compile(r"[\d./ -]*:[\d:./ -]*")  # such as the turn 1:1:1
 
 
 def read_utf8(path: Path) -> str:
-    """Return the text of a file, without its byte-order mark. Raises OpdkitError if it is missing or not UTF-8."""
+    """Return the text of a file, without its byte-order mark. Raises ConfigError if it is missing or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise OpdkitError(f"{path} is not UTF-8 (byte {error.start:,}): save it as UTF-8 (CSV UTF-8)") from error
+        raise ConfigError(f"{path} is not UTF-8 (byte {error.start:,}): save it as UTF-8 (CSV UTF-8)") from error
     except OSError as error:
-        raise OpdkitError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of CSV `text`, the header first, as (line where the row begins, cells). Blank lines are skipped.
 
     The delimiter is the most frequent one in the header. With `strict`, a quotation mark inside a cell is an error.
-    Raises OpdkitError naming `path` and the line.
+    Raises ConfigError naming `path` and the line.
     """
     header = text.partition("\n")[0]
     limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
@@ -39,7 +39,7 @@ def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int,
                 yield line, cells
             line = reader.line_num + 1
     except csv.Error as error:
-        raise OpdkitError(f"{path}, line {reader.line_num}: {error}; is a quotation mark missing?") from error
+        raise ConfigError(f"{path}, line {reader.line_num}: {error}; is a quotation mark missing?") from error
     finally:
         csv.field_size_limit(limit)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from opdkit.commands.turns.nearest import suggest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.votes import NOT_BY_VOTES, choose_reward, list_confidences
 from opdkit.store.plans import manifest
 from opdkit.store.reading import count_parts, count_sessions_within, read_all, read_arrow, summary_of
@@ -127,7 +127,7 @@ def read_labels(path: Path) -> Labels:
     """Read the labels of a file; rows that cannot be used are set aside and counted.
 
     Several rows of one turn are labels of several people. If rows name the same rater, equal labels count once, and
-    labels that contradict each other are all set aside. Raises OpdkitError, naming lines, if the file cannot be read or
+    labels that contradict each other are all set aside. Raises ConfigError, naming lines, if the file cannot be read or
     no label is left.
     """
     labels: dict[tuple[str, ...], Label | None] = {}  # None: contradicted
@@ -152,7 +152,7 @@ def read_labels(path: Path) -> Labels:
     contradicted = sum(label is None for label in labels.values())
     set_aside.update({"contradicting labels": contradicted} if contradicted else {})  # the first label of each, too
     if contradicted == len(labels):
-        raise OpdkitError(f"{path} has no label: " + ("; ".join(examples) or "it has no rows with a reward"))
+        raise ConfigError(f"{path} has no label: " + ("; ".join(examples) or "it has no rows with a reward"))
     return Labels([label for label in labels.values() if label is not None], rows, set_aside, examples)
 
 
@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     """Yield (line, row). A row of CSV is its cells by column, of JSONL the text of its line."""
     text = read_utf8(path)
     if text.lstrip().startswith("[") or text.lstrip().partition("\n")[0].strip() == "{":
-        raise OpdkitError(f"{path} is a single JSON document: write one object per line")
+        raise ConfigError(f"{path} is a single JSON document: write one object per line")
     if path.suffix == ".jsonl" or text.lstrip().startswith("{"):
         yield from ((line, written) for line, written in enumerate(text.split("\n"), 1) if written.strip())
         return
@@ -197,10 +197,10 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
-        raise OpdkitError(f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are "
+        raise ConfigError(f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are "
                           "turn_id or session_id, and reward (or label)")  # fmt: skip
     if twice := next((name for name in (*KEYS, *VALUES, "rater", "wanted") if names.count(name) > 1), None):
-        raise OpdkitError(f"{path}: the column {twice} comes twice; write the labels of several people into rows")
+        raise ConfigError(f"{path}: the column {twice} comes twice; write the labels of several people into rows")
     for line, cells in rows:
         # In a sheet of `opdkit export --to review-csv`, an id may begin with an added apostrophe.
         yield line, dict.fromkeys(names, "") | dict(zip(names, map(unescape, cells), strict=False))

@@ -24,7 +24,7 @@ from opdkit.commands.review.api import read_votes
 from opdkit.commands.turns.line import join_messages, shorten, split_turn
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb, warn
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import reviews
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import CHECKED, all_joined_turns
@@ -94,7 +94,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
     Rows on turns that the run does not have are left out, with a warning if they hold a decision. The file may be of a
-    run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
+    run that this one was made from. Raises ConfigError for wrong rows, by line, and if no turn is in the run.
     """
     log = ReviewLog(run)
     made, in_force, rows = log.all_reviews(), log.in_force(), dict(_read_rows(path))
@@ -107,7 +107,7 @@ def read_csv(run: Path, path: Path) -> Imported:
         before = by_number.get((turn_id, _WHOLE.sub("", row["decision"].strip())))
         try:
             if lines.setdefault(turn_id, line) != line:
-                raise OpdkitError(f"the turn is in line {lines[turn_id]} already")
+                raise ConfigError(f"the turn is in line {lines[turn_id]} already")
             review = _parse_row(turn_id, row, before)
             if review is not None and turn_id in voted:
                 reviews.check_typed_hint(review, (voted[turn_id][1] or "").replace("\r\n", "\n"))
@@ -128,9 +128,9 @@ def read_csv(run: Path, path: Path) -> Imported:
         shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
         more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
         count = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
-        raise OpdkitError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
+        raise ConfigError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
     if lines and not voted:
-        raise OpdkitError(f"{path}: {run} has none of its turns, such as {printable(next(iter(lines)))}")
+        raise ConfigError(f"{path}: {run} has none of its turns, such as {printable(next(iter(lines)))}")
     if unknown := [review.turn_id for review in added if review.turn_id not in voted]:
         warn(f"{path}: {counted(len(unknown), 'decision')} left out, on turns that {run} does not have, such as line "
              f"{lines[unknown[0]]}: {printable(unknown[0])}")  # fmt: skip
@@ -147,35 +147,35 @@ def read_csv(run: Path, path: Path) -> Imported:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line, row) for each row that is not empty. Raises OpdkitError for missing, unknown or repeated columns."""
+    """Yield (line, row) for each row that is not empty. Raises ConfigError for missing, unknown or repeated columns."""
     rows = read_csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if missing := [
         name for name in NEEDED if name not in names
     ]:  # an empty column withdraws decisions; a removed column must not
-        raise OpdkitError(f"{path} has no column {missing[0]}; a file needs: {', '.join(NEEDED)}")
+        raise ConfigError(f"{path} has no column {missing[0]}; a file needs: {', '.join(NEEDED)}")
     for name in names:
         if name not in COLUMNS and name:
-            raise OpdkitError(f"{path}: unknown column {printable(name)!r}; {did_you_mean(name, COLUMNS)}")
+            raise ConfigError(f"{path}: unknown column {printable(name)!r}; {did_you_mean(name, COLUMNS)}")
     if any(name and names.count(name) > 1 for name in names):  # spreadsheets may add columns without a name
-        raise OpdkitError(f"{path}: a column comes twice")
+        raise ConfigError(f"{path}: a column comes twice")
     for line, cells in rows:
         if not any(cells):
             continue
         if len(cells) > len(names):
-            raise OpdkitError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
+            raise ConfigError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
         yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
 
 
 def _parse_row(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:
-    """Return the decision of a row; None if it decides nothing. Raises OpdkitError for a wrong cell."""
+    """Return the decision of a row; None if it decides nothing. Raises ConfigError for a wrong cell."""
     cells = {name: unescape(row[name]).replace("\r\n", "\n").strip() for name in FILLED_IN}
     reward, hint, note, action = cells["reward"], cells["hint"], cells["note"], cells["action"].casefold()
     if action not in ("", "accept", "strike"):
-        raise OpdkitError(f"action is {action!r}; {did_you_mean(action, ('accept', 'strike'))}, or empty")
+        raise ConfigError(f"action is {action!r}; {did_you_mean(action, ('accept', 'strike'))}, or empty")
     if action == "accept" and (reward or hint):
-        raise OpdkitError("accept leaves everything as the votes say: empty its reward and hint, or its action")
+        raise ConfigError("accept leaves everything as the votes say: empty its reward and hint, or its action")
     if not (reward or hint or note or action):
         return None if before is None else Review(turn_id, action="strike")
     if action == "strike":
@@ -184,7 +184,7 @@ def _parse_row(turn_id: str, row: dict[str, str], before: Review | None) -> Revi
     review = Review(turn_id, reward_decided=bool(reward), reward=_parse_reward(reward), hint_decided=bool(hint),
                     hint=None if no_hint else hint or None, note=note or None)  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
-        raise OpdkitError(error)
+        raise ConfigError(error)
     return review
 
 
@@ -196,7 +196,7 @@ def _parse_reward(text: str) -> int | None:
     except ValueError:
         number = 2.0
     if number not in (-1, 0, 1):
-        raise OpdkitError(f"reward is {text!r}; it must be -1, 0, 1, none, or empty")
+        raise ConfigError(f"reward is {text!r}; it must be -1, 0, 1, none, or empty")
     return int(number)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from opdkit.commands.calibrate.labels import Label, read_labels
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -145,13 +145,13 @@ def test_what_cannot_be_used_is_counted_and_shown_with_its_line(tmp_path: Path) 
 )
 def test_a_file_without_labels(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(OpdkitError, match=words):
+    with pytest.raises(ConfigError, match=words):
         read_labels(tmp_path / name)
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(OpdkitError, match=r"labels\.csv"):
+    with pytest.raises(ConfigError, match=r"labels\.csv"):
         read_labels(tmp_path / "labels.csv")
     (tmp_path / "labels.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OpdkitError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8"):
         read_labels(tmp_path / "labels.csv")
