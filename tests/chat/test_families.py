@@ -13,6 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from opdkit.chat.template import Chat, ChatError
 
 CALL = {"id": "c1", "name": "search", "arguments": '{"query": "the file", "n": 3}'}
+# A request, a call, its result, and a reply.
+FOUND = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found"),
+         message("assistant", "Done.")]  # fmt: skip
 
 # As Mistral's since version 3: the system message is in the last user message, and ids of calls have nine characters.
 MISTRAL = """{%- set system = messages[0].content if messages[0].role == "system" else none %}
@@ -124,10 +127,8 @@ RESULT = (
 ])  # fmt: skip
 def test_a_result_that_ends_in_another_way_before_a_reply(end: str) -> None:
     chat = Chat(build_tokenizer(RESULT.replace("RESULT", end), CHATML_TOKENS), {})
-    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found"),
-            message("assistant", "Done.")]  # fmt: skip
-    assert chat.text(chat.reply(talk, 3).ids) == "Done.<|im_end|>"
-    assert chat.text(chat.reply([*talk[:3], talk[1]], 3).ids) == "search<|im_end|>"
+    assert chat.text(chat.reply(FOUND, 3).ids) == "Done.<|im_end|>"
+    assert chat.text(chat.reply([*FOUND[:3], FOUND[1]], 3).ids) == "search<|im_end|>"
 
 
 def test_a_prompt_that_repeats_the_header_after_a_result() -> None:
@@ -139,11 +140,9 @@ def test_a_prompt_that_repeats_the_header_after_a_result() -> None:
         "{% endif %}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
     )
     chat = Chat(build_tokenizer(template, ("<end>", "<user>", "<assistant>", "<calls>", "<done>")), {})
-    call = message("assistant", None, tool_calls=[CALL])
-    talk = [message("user", "hi"), call, message("tool", "found"), message("assistant", "Done.")]
-    assert chat.text(chat.prompt_ids(talk[:3])) == "<user>hi<assistant><calls>search<done>[found]<assistant>"
-    assert chat.text(chat.reply(talk, 3).ids) == "Done.<end>"
-    assert chat.text(chat.reply([*talk[:3], call], 3).ids) == "<calls>search<done>"
+    assert chat.text(chat.prompt_ids(FOUND[:3])) == "<user>hi<assistant><calls>search<done>[found]<assistant>"
+    assert chat.text(chat.reply(FOUND, 3).ids) == "Done.<end>"
+    assert chat.text(chat.reply([*FOUND[:3], FOUND[1]], 3).ids) == "<calls>search<done>"
 
 
 def test_a_call_without_a_header_is_no_reply_to_a_user() -> None:
@@ -246,7 +245,7 @@ def test_thinking_is_found_under_each_of_its_names(key: str) -> None:
 
 
 def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:
-    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found")]
+    talk = FOUND[:3]
     bare = "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     assert Chat(build_tokenizer(bare, CHATML_TOKENS), {}).find_left_out(talk) == ["calls", "tool results"]
     assert Chat(build_tokenizer(bare, CHATML_TOKENS), {}).find_left_out(talk[:1]) == []
@@ -257,7 +256,7 @@ def test_what_a_template_for_requests_with_tools_writes_is_left_out_of_nothing()
     """Hermes 3 has two templates: the one for requests without tools knows no calls."""
     explained = "{{ '<|im_start|>system\n<tool_call>\n{NAME}\n</tool_call><|im_end|>\n' if tools }}" + QWEN
     chat = Chat(build_tokenizer({"default": CHATML, "tool_use": explained}, CHATML_TOKENS, CHATML_WORDS), {})
-    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found")]
+    talk = FOUND[:3]
     assert chat.find_left_out(talk) == []
     assert chat.tags_calls
     tools = '[{"name": "search"}]'

@@ -15,7 +15,7 @@ _TOPIC = "server"
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
     """Yield findings: whether the server has `model`, accepts the key and answers, and how many seconds that takes."""
     from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it loads the OpenAI client
-    from opdkit.model.server.client import CERTIFICATE_REMEDY, NO_CREDIT, describe_proxy
+    from opdkit.model.server.client import CERTIFICATE_REMEDY, NO_CREDIT, UNTRUSTED, describe_proxy
 
     base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
@@ -55,8 +55,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
             what = f"{base} did not answer in {timeout:g} s"
             yield Finding(_TOPIC, PROBLEM, what, "is the model still being loaded?")
         except httpx.HTTPError as error:
-            is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
-            remedy = CERTIFICATE_REMEDY if is_untrusted else "is it started, is the port right?"
+            remedy = CERTIFICATE_REMEDY if UNTRUSTED in str(error) else "is it started, is the port right?"
             yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached{describe_proxy(base)}: {error}", remedy)
 
 

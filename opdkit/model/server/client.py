@@ -23,6 +23,7 @@ from opdkit.model.server.traffic import FailedAttemptError, Traffic
 _SHORTEST_KEY = 16  # characters; what is shorter is a stand-in (test, none, EMPTY), and may be a word of an answer
 LONGEST_WAIT = 600.0  # seconds; if a server asks for more (Retry-After), the run ends with an error
 NO_CREDIT = {"insufficient_quota", "budget_exceeded"}  # code or type of an error: OpenAI's; LiteLLM's
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"  # in OpenSSL's error for a certificate that this machine does not trust
 CERTIFICATE_REMEDY = "SSL_CERT_FILE may name a file with the certificate to trust"
 # In an error 503 of a server that works: Google's and OpenAI's while they are overloaded, llama.cpp's while it starts.
 _OVERLOADED = re.compile(r"overload|high demand|too many|busy|loading model", re.I)
@@ -116,7 +117,7 @@ class Server:
         """Return the error to raise for an error of the client: FailedAttemptError if it may pass."""
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
-            if "CERTIFICATE_VERIFY_FAILED" in str(cause):
+            if UNTRUSTED in str(cause):
                 return OpdkitError(f"{self.where} has a certificate that this machine does not trust "
                                    f"({self._clean(str(cause))}): {CERTIFICATE_REMEDY}")  # fmt: skip
             return FailedAttemptError(f"the connection broke: {self._clean(f'{type(cause).__name__} {cause}')}")
