@@ -51,13 +51,17 @@ class ProcessGroup:
         return values[0]
 
     def stop_if_asked(self) -> None:
-        """Raise stopping.Stopped in all processes when one of them was asked to stop."""
+        """Raise stopping.Stopped in all processes when one of them was asked to stop. They leave the group first.
+
+        A thread of gloo that frees a tensor while Python exits would end the process with SIGABRT.
+        """
         if self.size > 1:
             gpu = distributed.get_backend() == "nccl"  # it only transfers between GPUs
             device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if gpu else "cpu")
             asked = torch.tensor(int(stopping.is_requested()), device=device)
             distributed.all_reduce(asked)
             if asked.item():
+                self.leave()
                 raise stopping.Stopped
 
     def leave(self) -> None:

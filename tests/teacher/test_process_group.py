@@ -18,7 +18,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.store.stopping import TRY_AGAIN
+from opdkit.store.stopping import TRY_AGAIN, Stopped
 from opdkit.teacher import process_group
 from opdkit.teacher import stage as teacher
 
@@ -65,6 +65,19 @@ def test_each_process_sends_objects_from_its_own_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(process_group.distributed, "init_process_group", lambda kind, **_: done.append(("join", kind)))
     process_group.join(TeacherConfig(run=tmp_path, model="m", tensor_parallel=True, shard="0/1"))
     assert done == [("device", 1), ("join", "nccl")]
+
+
+def test_who_stops_leaves_first(tmp_path, monkeypatch):
+    """A process that exits as a member of a group sometimes aborts, and its exit code is lost."""
+    distributed = process_group.distributed
+    distributed.init_process_group("gloo", store=distributed.FileStore(str(tmp_path / "store")), rank=0, world_size=1)
+    group = process_group.ProcessGroup(size=2)
+    group.stop_if_asked()
+    assert distributed.is_initialized()
+    monkeypatch.setattr(process_group.stopping, "is_requested", lambda: True)
+    with pytest.raises(Stopped):
+        group.stop_if_asked()
+    assert not distributed.is_initialized()
 
 
 @pytest.mark.slow

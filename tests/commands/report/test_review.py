@@ -1,5 +1,6 @@
 """Tests of the report as the page of `opdkit review`: decisions by keyboard over the real server, and none is lost."""
 
+import contextlib
 import random
 import socket
 import socketserver
@@ -498,9 +499,10 @@ class Tunnel(socketserver.StreamRequestHandler):
                 other.sendall(data)
 
     def answer(self, other: socket.socket) -> None:
-        while data := other.recv(1 << 16):
-            self.request.sendall(data)
-        self.request.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # `handle` closes both when the browser leaves
+            while data := other.recv(1 << 16):
+                self.request.sendall(data)
+            self.request.shutdown(socket.SHUT_RDWR)
 
 
 def test_it_works_through_a_tunnel_from_another_port(run: Path, server: ReviewServer, opened: Opening) -> None:
