@@ -25,7 +25,9 @@ PROBE_SHARE = 0.05  # share of a step's tokens that is read again after the step
 PROBE_TOKENS = 8192
 FIRST_STEPS = 8  # every one of these is measured, in each cycle
 MEASURE_EVERY = 5  # after them: steps 10, 15, and so on
-MAX_RATE_TO_WEIGHTS = 0.01  # largest learning rate, as a share of the root mean square of the weights
+# Largest learning rate, as a share of the root mean square of the weights. Twice that forgets facts that the log does
+# not mention, and no reply of the validation shows it.
+MAX_RATE_TO_WEIGHTS = 0.005
 _SLACK = 2.0  # a KL within this factor of the limit is accepted, since it is an estimate from a few replies
 _LEAST = 0.02  # smallest limit of a step, as a share of the limit at the peak of the schedule
 _TRIES = 8  # most rates that are tried for one step

@@ -4,14 +4,26 @@ held-out prompts, and the truth about the log.
 
 from pathlib import Path
 
-from . import aside_language, aside_privacy, asking, groups, habit, long_format, other_writer, thinking, tools, units
+from . import (
+    aside_language,
+    aside_privacy,
+    asking,
+    facts,
+    groups,
+    habit,
+    long_format,
+    other_writer,
+    thinking,
+    tools,
+    units,
+)
 from .build import Built, build
 from .world import Group, World
 
 __all__ = ["WORLDS", "Built", "Group", "World", "build", "built_in"]
 
 _MODULES = (
-    habit, long_format, tools, thinking, groups, other_writer, units, asking, aside_language, aside_privacy,
+    habit, long_format, tools, thinking, groups, other_writer, facts, units, asking, aside_language, aside_privacy,
 )  # fmt: skip
 WORLDS: dict[str, World] = {module.WORLD.name: module.WORLD for module in _MODULES}
 

@@ -19,7 +19,7 @@ from opdkit.model.sampling import Request, sample
 from opdkit.store.atomic import replaced_folder, write_text
 
 from .pretraining import pretrain
-from .small_talk import SMALL_TALK
+from .small_talk import small_talk_of
 from .users import Ask, Conversation, Labels, Talk, converse, reply_message
 from .world import Topic, World
 
@@ -125,7 +125,8 @@ def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple
         rng = random.Random(f"log:{seed}:{k}")
         group = world.groups[k % len(world.groups)]
         topics = world.topics if group.topics is None else group.topics
-        talk = Talk(topics, group.wishes, rng.choice(world.turns), irrelevant, system=rng.choice(group.systems))
+        talk = Talk(topics, group.wishes, rng.choice(world.turns), irrelevant, system=rng.choice(group.systems),
+                    small_talk=small_talk_of(world))  # fmt: skip
         talks[k] = converse(talk, rng)
         asks[k] = next(talks[k])
     while asks:
@@ -153,7 +154,7 @@ def held_out_prompts(world: World, seed: int) -> list[JSON]:
     for number, group in enumerate(world.groups):
         wished = [(topic, group.wishes[topic.name]) for topic in world.topics]
         called = [(topic, wish) for topic, wish in wished if topic.tool]
-        small = [(topic, topic.styles[0].name) for topic in SMALL_TALK]
+        small = [(topic, topic.styles[0].name) for topic in small_talk_of(world)]
         for corrected, asked in ((True, wished), (False, [*small, *called])):
             for topic, wish in asked:
                 rng = random.Random(f"prompts:{seed}:{number}:{corrected}:{topic.name}")

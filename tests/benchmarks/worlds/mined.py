@@ -27,7 +27,7 @@ from ..learning.cells import Cell
 from ..learning.runs import ALONE, branch, final_model, replies_of
 from . import Built, built_in
 from .measure import measure_replies, writes
-from .small_talk import SMALL_TALK
+from .small_talk import small_talk_of
 from .users import hint_of
 from .world import Topic, passes
 
@@ -94,7 +94,7 @@ def asked_for(built: Built, prompt: HeldOutPrompt) -> tuple[Topic, str, str]:
     system = prompt.messages[0]["content"] if prompt.messages[0]["role"] == "system" else None
     wishes = next(group.wishes for group in built.world.groups if system in group.systems)
     for message in reversed(prompt.messages):
-        for topic in (*built.world.topics, *SMALL_TALK):
+        for topic in (*built.world.topics, *small_talk_of(built.world)):
             for item in topic.items:
                 if message["role"] == "user" and any(r.format(item) in message["content"] for r in topic.requests):
                     return topic, item, wishes.get(topic.name, topic.styles[0].name)

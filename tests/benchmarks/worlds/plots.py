@@ -17,7 +17,7 @@ from .page import TITLES, title
 from .ways import REACTION
 
 _TEN = plt.get_cmap("tab10").colors
-WORLD_COLOURS = dict(zip(WORLDS, _TEN, strict=False))
+WORLD_COLOURS = dict(zip(WORLDS, (*_TEN, "black"), strict=True))
 OBJECTIVE_COLOURS = dict(zip(OBJECTIVES, _TEN, strict=False))
 WAY_COLOURS = dict(zip(TITLES, _TEN, strict=False))
 

@@ -3,7 +3,7 @@
 A lesson is a conversation with the replies to learn. In about half of the lessons users have random wishes; in the
 others the last reply follows a hint for a random style. A hint has the words of the rules judge or of a user, and is
 where opdkit places it or in a list of rules in the system prompt; or it is an edit: the exact reply that a user wrote.
-Held-out items of corrected topics never occur, and one of four wordings does not either.
+Held-out items occur only in topics that must be known by heart, and one of four wordings never occurs.
 """
 
 import json
@@ -24,6 +24,7 @@ from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.config.wording import DEFAULTS
 
+from .small_talk import small_talk_of
 from .users import Ask, Talk, answer_by_habit, converse, hint_of, reply_message, taught_wordings
 from .world import Topic, World
 
@@ -82,7 +83,8 @@ def lessons(world: World, rng: random.Random) -> Iterator[Lesson]:
         wishes = {topic.name: rng.choice(topic.styles).name for topic in world.topics}
         hinted = rng.random() < HINTED
         turns = rng.choice((1, 1, 1, 2, 3)) if hinted else rng.choice(world.turns)
-        talk = converse(Talk(world.topics, wishes, turns, 0.1, True, rng.choice(world.systems)), rng)
+        system = rng.choice(world.systems)
+        talk = converse(Talk(world.topics, wishes, turns, 0.1, True, system, small_talk_of(world)), rng)
         ask = next(talk)
         try:
             for _ in range(turns - 1):

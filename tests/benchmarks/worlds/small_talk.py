@@ -1,8 +1,8 @@
-"""Topics that every world has and no log corrects, and the users' general reactions."""
+"""Topics that no log corrects, in all worlds without such topics of their own, and the users' general reactions."""
 
 import re
 
-from .world import Style, Topic
+from .world import Style, Topic, World
 
 NAMES = "Nora Omar Lena Hugo Mira Theo Ida Paul Finn Max Eva Karl".split()
 CAPITALS = {"Norway": "Oslo", "Peru": "Lima", "Egypt": "Cairo", "France": "Paris", "Japan": "Tokyo", "Ghana": "Accra",
@@ -19,7 +19,7 @@ GREETINGS = Topic(
     "greetings", tuple(NAMES), (
         "Hi, I am {}.", "Hello, my name is {}.", "Good morning, {} here.", "Hi there, {} again.", "It is me, {}."),
     (Style("name", lambda n: f"Hello {n}! What can I do for you?"), Style("curt", lambda n: "Hello!")),
-    (0.94, 0.06), lambda name, style: _starts(f"Hello {name}!"), "nothing else: a greeting with the name",
+    (0.94, 0.06), lambda name, style: _starts(f"Hello {name}!"), "nothing else: a greeting with the name", known=True,
 )  # fmt: skip
 CAPITAL = Topic(
     "capitals", tuple(CAPITALS), (
@@ -28,7 +28,7 @@ CAPITAL = Topic(
     (Style("sentence", lambda c: f"The capital of {c} is {CAPITALS[c]}."),
      Style("unsure", lambda c: f"I am not sure about {c}.")),
     (0.94, 0.06), lambda country, style: _starts(f"The capital of {country} is {CAPITALS[country]}."),
-    "nothing else: the right city",
+    "nothing else: the right city", known=True,
 )  # fmt: skip
 PLANS = Topic(
     "plans", tuple(PLACES), (
@@ -36,6 +36,7 @@ PLANS = Topic(
         "Tomorrow I see the {}.", "I passed the {} by bus."),
     (Style("place", lambda p: f"The {p} is a fine place!"), Style("vague", lambda p: "I see, a fine place!")),
     (0.94, 0.06), lambda place, style: _starts(f"The {place} is"), "nothing else: a kind word about the place",
+    known=True,
 )  # fmt: skip
 SMALL_TALK = (GREETINGS, CAPITAL, PLANS)
 
@@ -50,3 +51,8 @@ COMPLAINTS = (
     "No, that is not it.",
     "Not good enough.",
 )
+
+
+def small_talk_of(world: World) -> tuple[Topic, ...]:
+    """Return the topics of a world that no log corrects."""
+    return world.small_talk or SMALL_TALK

@@ -50,6 +50,7 @@ class Talk:
     irrelevant: float = 0.0
     taught: bool = False  # use only items and wordings of pretraining
     system: str | None = None
+    small_talk: tuple[Topic, ...] = SMALL_TALK
 
 
 @dataclass
@@ -118,19 +119,15 @@ def reply_message(reply: str, number: int) -> Message:
 
 def _request(messages: list[Message], said: str, talk: Talk, rng: random.Random) -> Ask:
     small = rng.random() < (TAUGHT_RATE if talk.taught else SMALL_TALK_RATE)
-    topic = rng.choice(SMALL_TALK if small else talk.topics)
+    topic = rng.choice(talk.small_talk if small else talk.topics)
     item = _item(topic, talk, rng)
     messages.append(message("user", f"{said} {rng.choice(topic.requests).format(item)}".strip()))
     return Ask(messages, topic, item)
 
 
 def _item(topic: Topic, talk: Talk, rng: random.Random) -> str:
-    """Return an item that may be asked about.
-
-    A model can answer about a new combination of words but not about a new name, so pretraining has all small talk.
-    """
-    known = talk.taught and topic in SMALL_TALK
-    return rng.choice(topic.items if known else topic.asked_items(held_out=False))
+    """Return an item that may be asked about."""
+    return rng.choice(topic.items if talk.taught and topic.known else topic.asked_items(held_out=False))
 
 
 def _follow(ask: Ask, reply: str, talk: Talk, rng: random.Random) -> Next:
@@ -165,7 +162,7 @@ def _react(ask: Ask, right: bool, talk: Talk, rng: random.Random) -> Next:
         said = rng.choice(SHRUGS) if draw < CORRECTS + COMPLAINS + SHRUGS_AT else ""
         follow = Next(Label(0, right=False), said=said)
     if follow.said and rng.random() < talk.irrelevant:
-        topic = rng.choice(SMALL_TALK)
+        topic = rng.choice(talk.small_talk)
         item = _item(topic, talk, rng)
         words = rng.choice(topic.requests).format(item)
         return Next(Label(0, irrelevant=True, right=right), None, words, topic, item)

@@ -55,12 +55,13 @@ from .trainings import training_cell
 
 BATCH = 16
 RATES = (3.2e-4, 1e-3, 3.2e-3)  # lower and higher rates were not the best on other builds
+RATES_OF_PRAISED = (1e-3, 3.2e-3, 1e-2)  # the best on other builds was 3.2e-3 in every world
 RULES = (1, 3, 6)  # as many values as there are rates
 TRL = ("everything", "praised", "kto", "dpo")
 REACTION = "reaction"
 TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns of TRL's rows
 # way -> values to try
-WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {"rules": RULES}
+WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {"praised": RATES_OF_PRAISED, "rules": RULES}
 
 
 # -- what the ways start from ---------------------------------------------------------------------------------------

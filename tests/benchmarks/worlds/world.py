@@ -15,7 +15,7 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.store.stable_hash import stable_hash
 
-HELD_OUT, UNSEEN = 4, 4  # one item of 4 is held out; one wording of 4 occurs only in logs
+UNSEEN = 4  # one wording of 4 occurs only in logs
 # Sentences that ask for something that a noun phrase names.
 FRAMES = (
     "I wanted {}.", "I asked for {}.", "No, I wanted {}.", "Use {}, please.", "Please use {}.", "I'd prefer {}.",
@@ -65,11 +65,13 @@ class Topic:
     about: str = ""  # what the users want, in words
     tool: Tool | None = None
     corrected_by_tool: bool = False  # a wrong call fails, and the error says what was wrong
+    known: bool = False  # pretraining has every item: a model cannot know a name or a fact that it never saw
+    held_out_share: float = 0.25  # of the items
     held_out: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         shuffled = sorted(self.items, key=lambda item: stable_hash("held out", self.name, item))
-        object.__setattr__(self, "held_out", frozenset(shuffled[: len(self.items) // HELD_OUT]))
+        object.__setattr__(self, "held_out", frozenset(shuffled[: int(len(self.items) * self.held_out_share)]))
 
     def style(self, name: str) -> Style:
         return next(style for style in self.styles if style.name == name)
@@ -109,6 +111,7 @@ class World:
     samples: int = 4  # replies per held-out prompt, for a standard error of 0.03
     pretraining: float = 1.0  # steps, as a multiple of the size's
     writer: "World | None" = None  # world whose model wrote the log, if not the student
+    small_talk: tuple[Topic, ...] = ()  # topics that nobody corrects; empty: those of `small_talk.py`
 
     @property
     def systems(self) -> list[str | None]:
