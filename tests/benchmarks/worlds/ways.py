@@ -61,7 +61,10 @@ TRL = ("everything", "praised", "kto", "dpo")
 REACTION = "reaction"
 TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns of TRL's rows
 # way -> values to try
-WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {"praised": RATES_OF_PRAISED, "rules": RULES}
+WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {
+    "praised": RATES_OF_PRAISED,
+    "rules": RULES,
+}
 
 
 # -- what the ways start from ---------------------------------------------------------------------------------------
