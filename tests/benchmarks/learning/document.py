@@ -72,7 +72,8 @@ replies per request, sampled at temperature 1; the logs never mention what is re
 ({len(seeds_of(found, "short", DEFAULT))} for the short trainings of the default). Learning rates were chosen with other
 seeds (see the end). All other options have their defaults. What training brings in other worlds, with everything at its
 default: [learning.md](learning.md). All this was measured with the sample model and log of version 0.1.0, before the
-tool named an order that it does not know (CHANGELOG.md).
+tool named an order that it does not know (CHANGELOG.md), and with twice the largest learning rate that a step may have
+now ([objectives.md](objectives.md#the-size-of-a-step)).
 """
 
 
