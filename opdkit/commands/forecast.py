@@ -35,9 +35,9 @@ from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, resample_sums
 from opdkit.judge.criterion import FreshReply, judge_replies
+from opdkit.judge.judges import MODEL_JUDGES, SERVED
 from opdkit.judge.prompts import write_turn
 from opdkit.judge.reply_in_context import reply_in_context
-from opdkit.judge.stage import MODEL_JUDGES, SERVED
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters, list_reasons

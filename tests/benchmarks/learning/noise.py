@@ -20,8 +20,8 @@ from unittest.mock import patch
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.judge.judges import MODEL_JUDGES
 from opdkit.judge.kept_answers import KeptAnswers
-from opdkit.judge.stage import MODEL_JUDGES
 from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import Answer, Question, choose_reward
 from opdkit.store.reading import read_all
