@@ -302,8 +302,6 @@ class TrainOptions(TypedDict, total=False):
     """draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once"""
     validate: int | None
     """prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; a state that is worse than before training is not written; 0 is off"""
-    interpolate: float | None
-    """share of the way from the weights before training to the trained ones; for the model that is written; below 1, it forgets less and learns a little less; default: 1, and 0.8 in a night"""
     schedule: Literal["cosine", "constant"] | None
     """learning rate after the warm-up; cosine: half a cosine down to 0"""
     warmup_steps: int | None

@@ -13,7 +13,6 @@ from opdkit.errors import ConfigError
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
 FEWEST = 3  # prompts of a kind to validate on; if fewer have a hint, there is no validation
-NIGHTLY_SHARE = 0.8  # --interpolate in a night: a long series of trainings forgets more than one training
 MOST_CYCLES = 3  # of the schedule: while much is left to learn, train for as many epochs again
 
 
@@ -143,13 +142,6 @@ class TrainConfig(NamedTraining, ModelOptions):
         "a state that is worse than before training is not written; 0 is off",
         unit="prompts",
         low=0,
-    )
-    interpolate: float | None = HOW.expert(
-        None,
-        "share of the way from the weights before training to the trained ones; for the model that is written; below "
-        f"1, it forgets less and learns a little less; default: 1, and {NIGHTLY_SHARE:g} in a night",
-        low=0.1,
-        high=1.0,
     )
     schedule: str = HOW.expert(
         "cosine", "learning rate after the warm-up; cosine: half a cosine down to 0", choices=("cosine", "constant")

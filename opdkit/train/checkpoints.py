@@ -107,11 +107,10 @@ def _gather_weights(model: nn.Module, *, keep: bool) -> JSON:
 
 
 @torch.no_grad()
-def _load_weights(model: nn.Module, weights: JSON, share: float = 1.0) -> None:
-    """Interpolate the trained parameters towards `weights` (by name): `share` of the way, 1 to replace them."""
+def _load_weights(model: nn.Module, weights: JSON) -> None:
+    """Replace the trained parameters by `weights` (by name)."""
     for name, parameter in find_trained_parameters(model).items():
-        target = copy_like(weights[name], parameter)
-        parameter.copy_(target if share == 1 else torch.lerp(parameter, target.to(parameter.device), share))
+        parameter.copy_(copy_like(weights[name], parameter))
 
 
 def clear(folder: Path) -> None:
@@ -146,15 +145,13 @@ def _remove(folder: Path, kind: str, *keep: Path) -> None:
 
 
 def save_student(
-    student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool,
-    share: float = 1.0, continues: bool = False,
-) -> None:  # fmt: skip
+    student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool, continues: bool = False
+) -> None:
     """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's original files.
 
-    Its weights are `share` of the way from the weights before training to the student's (Wortsman et al. 2022). `card`
-    becomes its README.md. All processes must call it; `main` writes. With LoRA, the adapters are merged into the base
-    weights, and also written to `folder`/adapter. Base weights that were quantized or rounded for training are loaded
-    again, unchanged, to merge into. The student is converted in place and cannot be trained further, unless its
+    `card` becomes its README.md. All processes must call it; `main` writes. With LoRA, the adapters are merged into the
+    base weights, and also written to `folder`/adapter. Base weights that were quantized or rounded for training are
+    loaded again, unchanged, to merge into. The student is converted in place and cannot be trained further, unless its
     training `continues`.
     """
     model: Any = student
@@ -162,20 +159,16 @@ def save_student(
     dtype = described.dtype or described.get_text_config(decoder=True).dtype or torch.float32
     computed = choose_compute_dtype(config)
     is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
-    if config.sharding == "fsdp" or (share < 1 and not config.lora_rank):
-        # On the CPU, since a sharded student may be too large for one device.
+    if config.sharding == "fsdp":  # on the CPU, since the student may be too large for one device
         weights = _gather_weights(student, keep=main)
         if main:
             model = load_student(config, on_cpu=True)
-            _load_weights(model, weights, 1.0 if config.lora_rank else share)
+            _load_weights(model, weights)
     elif continues and main and not is_rounded:
         model = copy.deepcopy(student)
     if not main:
         return
     if config.lora_rank:
-        for name, parameter in find_trained_parameters(model).items():
-            if "lora_B" in name:  # LoRA adds the product B A to the weights, and B starts at 0
-                parameter.data.mul_(share)
         for described in model.peft_config.values():
             for name in ("target_modules", "exclude_modules"):  # sets, whose order differs between processes
                 setattr(described, name, sorted(getattr(described, name) or ()) or None)

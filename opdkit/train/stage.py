@@ -8,7 +8,6 @@ is split, its loss and gradient are the same up to rounding.
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +200,13 @@ def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
 
 
 def save_with_card(
-    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int,
-    share: float = 1.0, continues: bool = False,
-) -> None:  # fmt: skip
+    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, continues: bool = False
+) -> None:
     """Save the student, with its weights after `step` steps, and its model card in `folder`."""
     config, main = training.config, training.accelerator.is_main_process
     steps = len(trace_rows(step, training.rows, training.rollbacks))
-    card = make_model_card(config if share < 1 else replace(config, interpolate=None), data, epoch, steps)
-    checkpoints.save_student(training.student, chat, config, folder, card, main=main, share=share, continues=continues)
+    card = make_model_card(config, data, epoch, steps)
+    checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
 
 
 def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> int:
@@ -242,10 +240,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
     if len(rows) < len(training.steps):
         out.counters.count("steps left out", len(training.steps) - len(rows))
     out.counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
-    share = 1.0 if (given := training.config.interpolate) is None else given
-    if share < 1:
-        say(f"the weights that are written are {share:.0%} of the way from those before training (--interpolate)")
-    save_with_card(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept, share=share)
+    save_with_card(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
     return kept
 
 

@@ -204,14 +204,11 @@ def ask_after_a_step(process: Forked, log: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "close"), [
-    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True, "interpolate": 0.5}, 1e-5),
+    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True}, 1e-5),
     ({"dtype": "bfloat16"}, 0.05),
 ], ids=["adapters", "recomputed", "bfloat16"])  # fmt: skip
 def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
-    """Frozen weights are sharded, too; layers are gathered again to be recomputed; sums stay float32.
-
-    Weights interpolated between those before training and the trained ones are the same, too.
-    """
+    """Frozen weights are sharded, too; layers are gathered again to be recomputed; sums stay float32."""
     run = write_run(tmp_path / "one", MODEL, toy_sessions(4))
     shares = Path(shutil.copytree(run, tmp_path / "shares"))
     options |= {"epochs": 1, "learning_rate": 1e-4}

@@ -343,24 +343,6 @@ def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_r
     assert not (plain / "train/epochs").exists()
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_the_written_weights_can_be_between_those_before_training_and_the_trained_ones(
-    run, tmp_path, plain_model_dir, lora_rank
-) -> None:
-    """With LoRA, merged weights are interpolated, not the adapter's matrices. Models of epochs are not interpolated."""
-    quarter = Path(shutil.copytree(run, tmp_path / "quarter"))
-    options = {"lora_rank": lora_rank, "epochs": 1, "learning_rate": 3e-3}
-    train.run(train_config(run, plain_model_dir, **options))
-    train.run(train_config(quarter, plain_model_dir, **options, interpolate=0.25, keep_epochs=True))
-    before, after, kept = weights(plain_model_dir), weights(run / "train/model"), weights(quarter / "train/model")
-    assert any((after[k] - before[k]).abs().max() > 1e-3 for k in before)
-    assert all(torch.allclose(kept[k], 0.75 * before[k] + 0.25 * after[k], atol=1e-6) for k in before)
-    epoch = weights(quarter / "train/epochs/001/model")
-    assert all(torch.equal(epoch[k], after[k]) for k in after)
-    cards = [(quarter / folder / "model/README.md").read_text() for folder in ("train", "train/epochs/001")]
-    assert ["--interpolate" in card for card in cards] == [True, False]
-
-
 def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_dir) -> None:
     peft = pytest.importorskip("peft")
     train.run(train_config(run, plain_model_dir, lora_rank=4, lora_alpha=8.0))

@@ -14,7 +14,7 @@ from opdkit.config.commands import load_function
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import PipelineConfig
-from opdkit.config.train import NIGHTLY_SHARE, TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_line, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION, read_prompts
@@ -143,8 +143,7 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
     # model stays the teacher.
     if not teacher.teacher and pipeline.model != config.model:
         stages["teacher"] = replace(teacher, teacher=(config.model,))
-    share = NIGHTLY_SHARE if train.interpolate is None else train.interpolate
-    stages["train"] = replace(train, holdout=config.holdout, interpolate=share)
+    stages["train"] = replace(train, holdout=config.holdout)
     stages["eval"] = replace(evaluation, from_log=True, prompts=None)
     check_stages(stages.values())
     if config.prompts is not None:

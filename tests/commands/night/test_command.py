@@ -27,7 +27,6 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, ModelsConfig, NightConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import NIGHTLY_SHARE
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION
 from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
@@ -178,9 +177,6 @@ def test_set_reaches_training_and_evaluation(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     stages = configure_stages(home, home.night(1), options(tmp_path, set=("eval.samples=3", "train.seed=7")))
     assert (stages["eval"].samples, stages["train"].seed) == (3, 7)  # type: ignore[attr-defined]
-    assert stages["train"].interpolate == NIGHTLY_SHARE, "models of many nights would forget what nobody tests"
-    stages = configure_stages(home, home.night(1), options(tmp_path, set=("train.interpolate=1",)))
-    assert stages["train"].interpolate == 1
     with pytest.raises(ConfigError, match="trained"):
         configure_stages(home, home.night(1), options(tmp_path, set=("eval.trained=x",)))
 
