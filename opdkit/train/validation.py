@@ -155,15 +155,17 @@ class Validation:
             for (i, _), kl in zip(again, kls_again, strict=True):
                 kls[i] = min(kls[i], kl)
         unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
-        results: dict[ValidationPrompt, JSON] = {}
-        for (prompt, reply), kl in zip(answered, kls, strict=True):
-            cap = max(CAP, CAP_PER_TOKEN * len(reply.ids))
-            results[prompt] = {"kl": min(kl, cap), "lost": kl > LOST * cap, "ended": reply.finish_reason == "stop",
-                               "looped": ends_in_loop(np.array(reply.ids, np.int32)),
-                               "broke_call": has_broken_call(self.chat.text(reply.ids))}  # fmt: skip
+        results = {p: self._describe(reply, kl) for (p, reply), kl in zip(answered, kls, strict=True)}
         results |= {prompt: unmeasured for prompt in prompts if prompt not in results}
         named = {p: {"turn_id": p.turn_id, "hinted": p.hinted} | result for p, result in results.items()}
         return named, tokens + read
+
+    def _describe(self, reply: Sample, kl: float) -> JSON:
+        """Return the KL of a reply, capped, and whether the reply is lost, ends, repeats itself, or breaks a call."""
+        cap = max(CAP, CAP_PER_TOKEN * len(reply.ids))
+        return {"kl": min(kl, cap), "lost": kl > LOST * cap, "ended": reply.finish_reason == "stop",
+                "looped": ends_in_loop(np.array(reply.ids, np.int32)),
+                "broke_call": has_broken_call(self.chat.text(reply.ids))}  # fmt: skip
 
     def _compare(self, replies: Sequence[ComparedReply]) -> tuple[list[float], int]:
         """Return KL(student || other model) of each reply (nats), and the tokens that were read for all of them.

@@ -95,20 +95,33 @@ def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: i
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
+    unhinted = draw_turns(unhinted, first_of_all=False)
     # The first correction of a session says most: later prompts contain it, so a student may follow it without a hint.
-    # Of these, the half whose hint moves the reply most comes first: a hint that is already followed shows nothing.
-    unhinted, hinted = draw_turns(unhinted, first_of_all=False), draw_turns(hinted, first_of_all=True)
-    half = min(len(hinted), OVERSAMPLE * FEWEST) // 2
-    moved = sorted(range(2 * half), key=lambda i: measure_hint(hinted[i]))[half:]
-    pieces = {i: frozenset(hinted[i].response_ids.tolist()) for i in moved}
-    # The reply most like the others leads, so that the most common request has a prompt.
-    typical = max(
-        sorted(moved), key=lambda i: sum(measure_overlap(pieces[i], each) for each in pieces.values()), default=None
+    moved, others = split_by_movement(draw_turns(hinted, first_of_all=True))
+    pools = (
+        Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
+        Pool([*put_typical_first(moved), *others], True, max_hinted, hinted_session_turns, oversampled=len(moved)),
     )
-    hinted = [hinted[i] for i in sorted(range(len(hinted)), key=lambda i: (i != typical, i not in moved))]
-    pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
-             Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=half))  # fmt: skip
     return [pool for pool in pools if pool.max_turns >= FEWEST]
+
+
+def split_by_movement(turns: Sequence[Reply]) -> tuple[list[Reply], list[Reply]]:
+    """Return those of the first turns whose hint moves the reply most, and all others, each in the given order.
+
+    The former are half of the first OVERSAMPLE * FEWEST turns. A hint that is already followed shows nothing.
+    """
+    half = min(len(turns), OVERSAMPLE * FEWEST) // 2
+    moved = set(sorted(range(2 * half), key=lambda i: measure_hint(turns[i]))[half:])
+    return ([turn for i, turn in enumerate(turns) if i in moved],
+            [turn for i, turn in enumerate(turns) if i not in moved])  # fmt: skip
+
+
+def put_typical_first(turns: Sequence[Reply]) -> list[Reply]:
+    """Return the turns, led by the one whose reply is most like the others: the most common request has a prompt."""
+    pieces = [frozenset(turn.response_ids.tolist()) for turn in turns]
+    likeness = [sum(measure_overlap(own, each) for each in pieces) for own in pieces]
+    first = max(range(len(turns)), key=likeness.__getitem__, default=0)
+    return [*turns[first : first + 1], *turns[:first], *turns[first + 1 :]]
 
 
 def measure_hint(turn: Reply) -> float:
