@@ -53,7 +53,8 @@ def format_metrics(row: JSON, steps: int) -> str:
         values.append(f"divergence {row['divergence_loss']:.4f}")
     return ", ".join([
         f"step {row['step']} of {steps}: loss {add_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
-        f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
+        f"gradient {row['grad_norm']:.3g}", f"learning rate {row['learning_rate']:.2g}",
+        f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) ->
 
 
 def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, rolled_back: bool) -> None:
-    """Say how far the log-probs of the trained tokens moved, and warn if that is very little or very much.
+    """Say the largest learning rate, and how far the log-probs of the trained tokens moved; warn if little or much.
 
     The movement is the mean of `shift` over the last quarter of the steps. It comes from the forwards before each
     update, so nothing is read again, and a single step shows no movement. A `validated` state may move far without a
@@ -91,6 +92,8 @@ def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, rolled_
     if rows and all(row["skipped"] for row in rows):
         warn("no step had a gradient: the weights are those of the model before")
         return
+    if rows:
+        say(f"the largest learning rate of a step was {max(row['learning_rate'] for row in rows):.2g}")
     if len(rows) < 2:
         say("how far one optimizer step moves a model is not measured here; `opdkit eval` measures it")
         return

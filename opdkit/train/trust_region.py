@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from opdkit.config.train import TrainConfig
+from opdkit.console import warn
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.schedule import Position, choose_first_rate
 from opdkit.train.targets import Reply
@@ -89,6 +90,7 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     A given learning rate is the largest that a step may have. The KL is only measured on a few trained replies, not on
     new ones that become likely. So a rate is also at most MAX_RATE_TO_WEIGHTS of the weights' root mean square (of
     all matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): AdamW moves a weight by about its rate.
+    Warn if the given rate is larger.
     """
     if not config.step_limit:
         return TrustRegion(0.0)
@@ -104,6 +106,9 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
         max_factor, start = max_rate / choose_first_rate(config), 1.0
     else:
         rate = max(config.learning_rate, 1e-30)
+        if rate > max_rate:
+            warn(f"no step has the given --learning-rate {rate:g}: for this model's weights, opdkit allows at most "
+                 f"{max_rate:.2g} (--step-limit 0 trains without any limit)")  # fmt: skip
         max_factor, start = min(max_rate / rate, 1.0), choose_first_rate(config) / rate
     return TrustRegion(config.step_limit, min(start, max_factor), max_factor)
 

@@ -141,8 +141,11 @@ def test_no_rate_is_above_the_largest_one(factor: float) -> None:
     ({"learning_rate": 1.0, "step_limit": 0.0}, 1.0, 1.0),
     ({"learning_rate": 1.0, "lora_rank": 4}, 1e-4, 1.0),
 ])  # fmt: skip
-def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_peak) -> None:
-    """The search ends at the given rate or, if smaller, at half a percent of the root mean square of the matrices."""
+def test_every_search_begins_at_a_small_rate(tmp_path, capsys, options, first, share_of_peak) -> None:
+    """The search ends at the given rate or, if smaller, at half a percent of the root mean square of the matrices.
+
+    Who gives a rate that no step will have is told so.
+    """
     config = train_config(tmp_path, tmp_path, **(REGION | options))
     student = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 3)})
     with torch.no_grad():
@@ -153,6 +156,8 @@ def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_
     largest = 0.005 * math.sqrt((32 * 0.5**2 + 24 * 0.2**2) / 56) if config.step_limit else math.inf
     assert trust.factor * peak == pytest.approx(first)
     assert trust.max_factor * peak == pytest.approx(min(largest, share_of_peak * peak))
+    told = f"given --learning-rate 1: for this model's weights, opdkit allows at most {largest:.2g}"
+    assert (told in capsys.readouterr().err) == (options["learning_rate"] == 1.0 and math.isfinite(largest))
 
 
 @pytest.mark.parametrize("rate", [None, 1.0])
