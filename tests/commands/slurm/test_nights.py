@@ -22,7 +22,7 @@ from opdkit.commands.night.home import KEPT, PROMOTED, Home
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[3] / "docs" / "nights.md"
 UPTO = (24, 48, 60)  # lines of the log, night by night: the second of these nights promotes its model
-TRAIN = QUICK.replace("learning_rate = 1e-4", "learning_rate = 1e-3\ncheckpoint_every = 1")
+TRAIN = QUICK.replace("epochs = 1\nlearning_rate = 1e-4", "epochs = 2\nlearning_rate = 1e-3\ncheckpoint_every = 1")
 OPTIONS = f"""
 [night]
 logs = ["logs"]
