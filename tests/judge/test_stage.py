@@ -17,6 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
+from opdkit.judge.turns import read_turns
 from opdkit.judge.votes import NO_ANSWER, HintVote, RewardVote, Votes
 from opdkit.store.counters import Counters
 from opdkit.store.reading import part_path, read_all, read_part
@@ -220,7 +221,7 @@ def test_what_looks_right_is_not(tmp_path: Path) -> None:
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
     """A turn with a failed call that was voted +1 stays +1 in the table, and the contradiction is counted."""
-    turn = next(judge.read_turns(config(extracted), 1, Counters()))
+    turn = next(read_turns(config(extracted), 1, Counters()))
     counted = Counters()
     votes = [RewardVote(1, "yes")] * 3
     row = judge.make_verdict(config(extracted), turn, Votes([HintVote(-1, None, "no")] * 3, votes), TEXTS, counted)
@@ -229,7 +230,7 @@ def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
 
 
 def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
-    turn = next(judge.read_turns(config(extracted), 0, Counters()))
+    turn = next(read_turns(config(extracted), 0, Counters()))
     counted = Counters()
     hints = [
         HintVote(None, None, "", "decision not on offer: '2'"),
@@ -255,7 +256,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
     asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
-    turn = next(judge.read_turns(asking, 0, Counters()))
+    turn = next(read_turns(asking, 0, Counters()))
     hint = HintVote(1, f"Say {results[0]}.", "x")
     row = judge.make_verdict(asking, turn, Votes([hint], [RewardVote(0, "x")]), TEXTS, Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")

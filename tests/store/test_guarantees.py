@@ -12,6 +12,7 @@ from runs import talk, write_extract
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.config.judge import JudgeConfig
+from opdkit.judge import judges
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import Answer, Question
 from opdkit.store import reviews
@@ -154,9 +155,8 @@ def test_verdicts_are_in_the_order_of_the_turns(tmp_path: Path, monkeypatch: pyt
     sessions = {f"log:{n}": talk(*(f"{n} {k} " * (k % 5 + 1) for k in range(27))) for n in (1, 2, 3)}
     skipped = {"log:2:3": {"trainable": False, "skip_reason": "side"}}
     write_extract(tmp_path / "run", sessions, per_part=2, turns=skipped)
-    monkeypatch.setattr(
-        judge, "load_function", lambda _target: lambda *_: SimpleNamespace(ask=lambda questions, **_: answer(questions))
-    )
+    opened = SimpleNamespace(ask=lambda questions, **_: answer(questions))
+    monkeypatch.setattr(judges, "load_function", lambda _target: lambda *_: opened)
     model = {"judge_model": "m", "judge_url": "http://localhost"} if backend == "endpoint" else {}
     judge.run(JudgeConfig(run=tmp_path / "run", judge=backend, votes=1, shard="0/1", **model))
     rows = list(read_all(tmp_path / "run", "verdicts"))
