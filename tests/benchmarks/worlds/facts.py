@@ -16,23 +16,23 @@ Texts = dict[str, tuple[str, tuple[str, ...]]]
 
 
 def _topic(
-    number: int, name: str, requests: tuple[str, ...], answers: tuple[str, ...], texts: Texts, habit: tuple[str, str]
+    number: int, name: str, requests: tuple[str, ...], answers: tuple[str, ...], texts: Texts, wanted: str | None = None
 ) -> Topic:
     """Return a topic whose styles have the slots {n} for a name and {a} for what is true of it.
 
-    `habit`: the style in which the model mostly answers, and the second style.
+    The first style is the model's habit. `wanted`: the style that users want; None: nobody corrects the topic.
     """
     names = tuple(word.capitalize() for word in _NAMES[number * NAMES_PER_TOPIC : (number + 1) * NAMES_PER_TOPIC])
     truth = {each: answers[stable_hash("fact", name, each) % len(answers)] for each in names}
     styles = styles_of(texts, lambda item: {"n": item, "a": truth[item]})
-    shares = habit_of(styles, *habit) if len(styles) > 2 else (0.94, 0.06)
-    return Topic(name, names, requests, styles, shares, exactly(styles), f"the right answer, {habit[1]}", known=True,
-                 held_out_share=0.5)  # fmt: skip
+    habit = habit_of(styles, styles[0].name, wanted) if wanted else (0.94, 0.06)
+    about = f"the right answer, {wanted}" if wanted else "nothing else: the right answer"
+    return Topic(name, names, requests, styles, habit, exactly(styles), about, known=True, held_out_share=0.5)
 
 
 def _uncorrected(number: int, name: str, requests: tuple[str, ...], answers: str, text: str) -> Topic:
-    return _topic(number, name, requests, tuple(answers.split(", ")),
-                  {"right": (text, ()), "unsure": ("I am not sure about {n}.", ())}, ("right", "right"))  # fmt: skip
+    texts = {"right": (text, ()), "unsure": ("I am not sure about {n}.", ())}
+    return _topic(number, name, requests, tuple(answers.split(", ")), texts)
 
 
 FILMS = _topic(
@@ -44,7 +44,7 @@ FILMS = _topic(
         "list": ("- {n}\n- {a}", ("a list", "two bullets", "bullet points")),
         "sourced": ("{a}, says the almanac.", ("the source", "an answer with its source", "your source, too")),
         "loud": ("IT IS {a}!", ("capital letters", "a loud answer", "capitals")),
-    }, ("long", "short"),
+    }, "short",
 )  # fmt: skip
 SHOPS = _topic(
     1, "shops", ("When does {} open?", "Opening time of {}?", "Tell me when {} opens."),
@@ -55,7 +55,7 @@ SHOPS = _topic(
         "note": ("Opens: {a}", ("a note", "a short note", "keywords")),
         "polite": ("Dear guest, {n} opens at {a}.", ("a polite answer", "a polite sentence", "polite words")),
         "advice": ("Be at {n} at {a}, please.", ("advice", "some advice", "good advice")),
-    }, ("sentence", "data"),
+    }, "data",
 )  # fmt: skip
 RULERS = _uncorrected(
     2, "rulers", ("Who rules {}?", "Name the head of {}.", "Who is the boss of {}?"),
