@@ -291,7 +291,7 @@ class TrainOptions(TypedDict, total=False):
     aggregation: Literal["token-mean", "turn-mean"] | None
     """mean over tokens, or over turns; token-mean: all tokens of a step; turn-mean: the means of its turns"""
     epochs: int | None
-    """passes over the targets; default: as many as make 90 steps, at most 10, and up to 3 times as many while the replies are far from the teacher's"""
+    """passes over the targets; default: as many as make 90 steps, at most 10, and up to 5 times as many while the replies are far from the teacher's"""
     learning_rate: float | None
     """peak learning rate; default: found by --step-limit"""
     step_limit: float | None

@@ -13,7 +13,7 @@ from opdkit.errors import ConfigError
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
 FEWEST = 3  # prompts of a kind to validate on; if fewer have a hint, there is no validation
-MOST_CYCLES = 3  # of the schedule: while much is left to learn, train for as many epochs again
+MOST_CYCLES = 5  # of the schedule: while much is left to learn, train for as many epochs again
 
 
 def fit_epochs(steps: int) -> int:

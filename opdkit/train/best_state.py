@@ -14,9 +14,10 @@ PATIENCE = 3  # a training ends after this many measurements in a row without a 
 # Largest share that may be lost of the replies to prompts without a complaint. A single lost reply among validation.FEW
 # or more counts as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
 FORGOTTEN = 0.1
-LITTLE_LEFT = 0.1  # of the first hint_kl: a best score above it may call for another cycle
+LITTLE_LEFT = 0.01  # of the first hint_kl: a best score above it may call for another cycle
 MUCH_LEFT = 1 / 3  # of the first hint_kl: with a hint_kl above it, the hints were not learned
 CLEAR_CHANGE = 0.1  # of the earlier hint_kl or score: a smaller change can be chance
+MOST_DRIFT = 0.5  # of the fall of hint_kl: largest kept_kl of a state that has much left to learn
 BROKEN_TIMES = 1.5  # times the first hint_kl: a state with a higher one is broken; less can be chance
 _NAMED = 8  # most turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
@@ -41,20 +42,20 @@ def is_nearer(row: JSON, before: JSON) -> bool:
 
 
 def is_mostly_drift(row: JSON, before: JSON) -> bool:
-    """Return True if a state moved clearly further from the student before training than towards the hints.
+    """Return True if a state moved from the student before training by more than MOST_DRIFT of what it gained.
 
     A state that has learned most of what the hints ask for is exempt: its other replies may need the same change.
     """
     is_far = row["hint_kl"] > MUCH_LEFT * before["hint_kl"]
-    return bool(is_far and row["score"] > (1 + CLEAR_CHANGE) * before["score"])
+    return bool(is_far and (row["kept_kl"] or 0.0) > MOST_DRIFT * (before["hint_kl"] - row["hint_kl"]))
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
-    Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not cost more
-    than they gain (`is_mostly_drift`). The best has the lowest score (if equal, the last); without hinted prompts, it
-    is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain counts, too.
+    Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and cost less than
+    they gain (`is_mostly_drift`). The best has the lowest score (if equal, the last); without hinted prompts, it is the
+    last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain counts, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
@@ -91,7 +92,7 @@ def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
     latter if hints for some requests changed the replies to others. The last state must not have forgotten, and must be
     nearer to the hints than before training, or nearly as good as the best state. It may be a little worse than that,
     since few replies decide a score. A cycle after the first must also have found a clearly better state than the
-    cycles before it. What two cycles do not learn is most likely out of reach.
+    cycles before it: what two cycles do not learn is most likely out of reach.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
@@ -130,7 +131,7 @@ def _explain_failure(rows: Sequence[JSON]) -> str:
     if eligible and not any(is_nearer(row, rows[0]) for row in rows[1:]):
         return "brought the model no nearer to the hints than chance would"
     if any(is_nearer(row, rows[0]) for row in eligible):
-        return "moved the model further away from the student before training than towards the hints"
+        return "moved replies that nobody complained about more than half as far as it came nearer to the hints"
     return "lost replies that nobody complained about"
 
 

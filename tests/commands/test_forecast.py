@@ -237,7 +237,7 @@ def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         assert done.stdout.startswith(decision)
-        assert "cost of training, one cycle of at most 3 " in done.stdout
+        assert "cost of training, one cycle of at most 5 " in done.stdout
         document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
         assert document["go"] == (decision == "go ")
     assert not (run / "forecast").exists()

@@ -223,7 +223,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
     assert len(re.findall("waits for +extract", shown)) == 3
     assert re.search("votes +at most 20", dry_run(run, log, plain_model_dir, "--judge", "rules")), "it votes once"
     shown = dry_run(run, log, plain_model_dir, *options[:-2])
-    assert re.search("optimizer steps +at most 150", shown), "5 steps, ten times, in three cycles: see fit_epochs"
+    assert re.search("optimizer steps +at most 250", shown), "5 steps, ten times, in five cycles: see fit_epochs"
 
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
     shown = dry_run(run, log, plain_model_dir, *options, "--price", "1000,1000", "--measure", "2")

@@ -21,7 +21,7 @@ from validation_rows import validation_row
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.check.stage import examine
-from opdkit.config.train import FEWEST
+from opdkit.config.train import FEWEST, MOST_CYCLES
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_template, load_tokenizer
 from opdkit.model.random_streams import make_random_stream
@@ -617,7 +617,7 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     """The next cycle has other steps, and begins at the peak of the schedule. With --epochs there is one cycle."""
     once = Path(shutil.copytree(run, run.parent / "once"))
     train.run(train_config(run, plain_model_dir, dry_run=True, **UNFINISHED))
-    assert re.search(rf"if much is left to learn +{3 * cycle}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"if much is left to learn +{MOST_CYCLES * cycle}$", capsys.readouterr().out, re.MULTILINE)
     train.run(train_config(run, plain_model_dir, **UNFINISHED))
     rows = list(read_all(run, "metrics"))
     cycles = [rows[n : n + cycle] for n in range(0, len(rows), cycle)]
