@@ -5,7 +5,7 @@ from math import sqrt
 from statistics import median
 
 from opdkit.config.fields import JSON
-from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
+from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 
 from ..learning.lookup import table
 from . import WORLDS, appendix, findings, people
@@ -82,7 +82,8 @@ def _head(results: Results) -> str:
             "talks with users, and requests that the log never mentions. *Corrected* is the share of replies to such "
             "requests that are as the users want, where the log corrects the model. *Uncorrected* is the share that is "
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. The default objective and the "
-            f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; other objectives "
+            f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; if validation "
+            f"calls for it, the default and raw reactions as hints take up to {MOST_CYCLES} times as many. Other objectives "
             f"and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a share "
             f"of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
             f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were "

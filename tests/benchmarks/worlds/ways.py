@@ -7,9 +7,10 @@
     reaction    opdkit's default objective; each reaction itself is the hint (`--judge reaction`)
     rules       no training: the hints, merged, in the system prompt (`export --to rules`)
 
-The learning rate is tuned; for `rules`, which has none, the number of rules. All trainings take as many epochs as
-opdkit's default, in batches of 16. Batches of SFT and DPO hold rows of similar lengths, which takes less time; all
-other options are the trainer's defaults. Nothing is tuned for opdkit's default.
+The learning rate is tuned; for `rules`, which has none, the number of rules. The trainings take as many epochs as one
+cycle of opdkit's default, in batches of 16; those of `reaction`, as many cycles as its validation calls for. Batches of
+SFT and DPO hold rows of similar lengths, which takes less time; all other options are the trainer's defaults. Nothing
+is tuned for opdkit's default.
 """
 
 import math
