@@ -220,6 +220,10 @@ def test_ways_take_their_best_value_and_those_ahead_of_the_default_are_named() -
     gains = ways["habit"] | {OURS: replace(ways["habit"][OURS], changes=[Change(Shares(0.2, 0.9), Shares(0.9, 0.95))])}
     assert not findings.forgets_less(gains, ("everything", "kto")), "the default forgets nothing"
     assert (ways["habit"]["rules"].tokens, ways["habit"]["rules"].request) == (0, 150)
+    name = before_cell("habit", SEARCH).name
+    lucky = findings.ways(Results(FULL.cells | {name: FULL.cells[name] | {"corrected": BEFORE[0] + 0.1}}))["habit"]
+    changed = [lucky[way].gain - ways["habit"][way].gain for way in (OURS, "everything", "rules")]
+    assert changed == pytest.approx([-0.025] * 3), "one model before all ways: the chance of one seed favours none"
 
 
 def test_the_way_that_gains_most_is_named_first() -> None:

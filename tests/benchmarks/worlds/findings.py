@@ -480,11 +480,18 @@ class Way:
 
 
 def ways(results: Results) -> dict[str, dict[str, Way]]:
-    """Return world -> name -> way; the default is the first way."""
+    """Return world -> name -> way; the default is the first way.
+
+    All ways of a world begin with the same model. Its shares are the mean over all seeds, so that the chance of one
+    seed favours no way.
+    """
     found: dict[str, dict[str, Way]] = {}
     for world in results.worlds:
+        started = [training_cell(world, seed, DEFAULT, None) for seed in (SEARCH, *SEEDS)]
+        before = mean_shares(shares for cell in started if (shares := results.before(cell)))
         for name, value, cells in _way_cells(results, world):
-            changes = results.changes(cells)
+            changes = [Change(before, before if results.is_refused(cell) else shares)
+                       for cell in cells if (shares := results.shares(cell))]  # fmt: skip
             numbers = [n for cell in cells if (n := results.numbers(cell))]
             if changes:
                 tokens = mean(sum(n["tokens"].values()) for n in numbers if "tokens" in n)

@@ -83,9 +83,9 @@ def _head(results: Results) -> str:
             "requests that are as the users want, where the log corrects the model. *Uncorrected* is the share that is "
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. The default objective and the "
             f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; if validation "
-            f"calls for it, the default and raw reactions as hints take up to {MOST_CYCLES} times as many. Other objectives "
-            f"and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a share "
-            f"of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
+            f"calls for it, the default and raw reactions as hints take up to {MOST_CYCLES} times as many. Other "
+            f"objectives and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a "
+            f"share of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
             f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were "
             f"chosen. What is searched for is searched with seed {SEARCH}; the default and its best rate have "
             f"the seeds {', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when "
@@ -380,9 +380,9 @@ def _ways(results: Results) -> str:
     ]  # fmt: skip
     note = text(
         "Gain of the corrected share / forgotten of the uncorrected share; of the default means over its seeds. "
-        f"Each other way has its own best value of {len(WAYS[REACTION])}, as it was when it was chosen. *Tokens* are "
-        "what models read and wrote for it, without judging; *tokens per request* are those of the prompt of a "
-        "held-out request afterwards.",
+        "All start from one model: its shares before are the mean over all seeds. Each other way has its own best "
+        f"value of {len(WAYS[REACTION])}, as it was when it was chosen. *Tokens* are what models read and wrote for "
+        "it, without judging; *tokens per request* are those of the prompt of a held-out request afterwards.",
     )
     return section(
         heading, results, cells, answer, table(["world", *(TITLES[n] for n in names)], lines), note,
