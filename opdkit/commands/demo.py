@@ -43,7 +43,7 @@ def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:
     """
     data = sample_data()
     model = str(data / "model")
-    train = TrainConfig(run=directory, model=model, epochs=1)  # a second epoch would take another half a minute
+    train = TrainConfig(run=directory, model=model, epochs=2)  # the default would train three times as long
     evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
     return [
         ("extract", "read the logs of a tiny assistant",

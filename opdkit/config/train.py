@@ -74,7 +74,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
-        0.1, "weight of the divergence from the old policy; on turns without a complaint; 0 is off", low=0.0
+        0.2, "weight of the divergence from the old policy; on turns without a complaint; 0 is off", low=0.0
     )
     reference: str | None = LOSS.expert(
         None,
