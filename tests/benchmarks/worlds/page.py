@@ -54,6 +54,7 @@ NEAR, FORGOTTEN_MORE, ACCURACY = 0.95, 0.01, 0.95
 SPEARMAN, FOUND, SIGN, FORECAST_R, COVERAGE, COST = 0.9, 0.9, 0.95, 0.8, (0.80, 0.97), 0.15
 RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
 RIVALS = ("everything", "praised", "kto", "dpo")  # the default has to forget less than these ways
+ANCHORED = 24  # first seed of worlds whose trainings have the present weight of the anchor and number of cycles
 
 
 def page(document: JSON) -> str:
@@ -90,6 +91,8 @@ def _head(results: Results) -> str:
             f"chosen. What is searched for is searched with seed {SEARCH}; the default and its best rate have "
             f"the seeds {', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when "
             "it was chosen, in their favour.",
+            "" if (results.build_seed or ANCHORED) >= ANCHORED
+            else "The trainings had an anchor of half its present weight, and at most three cycles.",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
             "The objectives on the sample data: [sample-world.md](sample-world.md).",
         ),
