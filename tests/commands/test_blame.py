@@ -53,8 +53,8 @@ def made(tmp_path_factory, plain_model_dir) -> Path:
     metadata = {f"toy-{n}": {"user_id": USERS[n % 2], "tier": (5, 5.0)[n % 2]} for n in range(SESSIONS)}
     run = write_run(folder / "run", plain_model_dir, toy_sessions(SESSIONS), metadata=metadata)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("opdkit.train.trust_region.MAX_RATE_TO_WEIGHTS", 0.01)  # too much for this model
-        train_named(run, plain_model_dir, "a", "blend")
+        patch.setattr("opdkit.train.trust_region.MAX_RATE_TO_WEIGHTS", 0.01)  # together with a weak anchor, too much
+        train_named(run, plain_model_dir, "a", "blend", anchor_weight=0.1)
     evaluate.run(eval_config(run, "a", write_prompts(folder / "prompts.jsonl"), samples=4))
     return run / "a.training"
 
