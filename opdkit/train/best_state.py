@@ -19,6 +19,7 @@ MUCH_LEFT = 1 / 3  # of the first hint_kl: with a hint_kl above it, the hints we
 CLEAR_CHANGE = 0.1  # of the earlier hint_kl or score: a smaller change can be chance
 MOST_DRIFT = 0.5  # of the fall of hint_kl: largest kept_kl of a state that has much left to learn
 BROKEN_TIMES = 1.5  # times the first hint_kl: a state with a higher one is broken; less can be chance
+RELAPSE = 2 / 3  # of the first hint_kl: a state whose hint_kl is higher than the lowest one by more is broken
 _NAMED = 8  # most turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
@@ -65,9 +66,15 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     return min(reversed(eligible), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
-def is_broken(row: JSON, before: JSON) -> bool:
-    """Return True if a state has forgotten, or is clearly further from the hints than the student before training."""
-    return has_forgotten(row) or (row["hint_kl"] or 0.0) > BROKEN_TIMES * (before["hint_kl"] or math.inf)
+def is_broken(rows: Sequence[JSON]) -> bool:
+    """Return True if the last state has forgotten, or is clearly further from the hints than an earlier one.
+
+    Clearly further than before training is BROKEN_TIMES as far; than a state in between, RELAPSE of the first distance.
+    """
+    first, last = rows[0]["hint_kl"], rows[-1]
+    is_far = first is not None and last["hint_kl"] > min(
+        BROKEN_TIMES * first, RELAPSE * first + min(row["hint_kl"] for row in rows))  # fmt: skip
+    return has_forgotten(last) or is_far
 
 
 def has_two_broken(rows: Sequence[JSON]) -> bool:
@@ -76,7 +83,7 @@ def has_two_broken(rows: Sequence[JSON]) -> bool:
     A single broken state can be on the way to a better one. The student no longer writes its old replies, but does not
     yet complete the new ones.
     """
-    return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
+    return len(rows) > 2 and is_broken(rows) and is_broken(rows[:-1])
 
 
 def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:

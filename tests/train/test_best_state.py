@@ -117,14 +117,18 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
 
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
-    """A broken state is clearly further from the hints than before training, or lost replies without a complaint."""
+    """A broken state is clearly further from the hints than an earlier one, or lost replies without a complaint."""
     before, better, worse, forgot = (
         _row(0, 0.3, 0.0),
         _row(5, 0.1, 2.0),
         _row(9, 0.5, 0.2),
         _row(9, 0.1, 2.6),
     )
-    assert [is_broken(row, before) for row in (before, better, worse, forgot)] == [False, False, True, True]
+    assert [is_broken([before, row]) for row in (before, better, worse, forgot)] == [False, False, True, True]
+    relapses = [[before, _row(5, 0.02, 0.0), _row(9, hint_kl, 0.0)] for hint_kl in (0.21, 0.23)]
+    assert list(map(is_broken, relapses)) == [False, True], "two thirds of the first distance are lost again"
+    assert has_two_broken([*relapses[1], _row(12, 0.25, 0.0)])
+    assert not has_two_broken([*relapses[1], _row(12, 0.1, 0.0)])
     assert has_two_broken([before, worse, worse])
     assert has_two_broken([before, better, worse, forgot])
     assert not any(map(has_two_broken, ([before], [before, worse], [before, worse, better], [before, better, worse])))

@@ -67,7 +67,7 @@ def measure_training(
                     "validated": sum(row["tokens_read"] for row in validations),
                 },
                 "validations": [{name: row[name] for name in VALIDATED} for row in validations],
-                "alarms": [row["step"] for row in validations if is_broken(row, validations[0])],
+                "alarms": [row["step"] for n, row in enumerate(validations, start=1) if is_broken(validations[:n])],
             }  # fmt: skip
     return found
 
@@ -98,7 +98,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
         shares = measure_replies(replies)
         marks.append({name: row[name] for name in VALIDATED}
                      | {name: shares[name] for name in (CORRECTED, UNCORRECTED)})  # fmt: skip
-        marks[-1]["alarm"] = is_broken(marks[-1], marks[0])
+        marks[-1]["alarm"] = is_broken(marks)
         return row
 
     with (
