@@ -127,38 +127,40 @@ def compare_models(
 ) -> None:
     """Write the replies of both models, and the scores. Empties `models`, since a local judge may need the memory."""
     replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
-    before = [r for r in replies if r.model == "before"]
-    texts = read_wording(config.wording)
-    probes = make_probes(find_right_replies(before, tags_calls=chat.tags_calls), len(before), texts["probe"])
+    before, probe = [r for r in replies if r.model == "before"], read_wording(config.wording)["probe"]
+    probes = make_probes(find_right_replies(before, tags_calls=chat.tags_calls), len(before), probe)
     one_each = replace(config, samples=min(1, config.samples))
     probed = generate_further("probes", probes, models, chat, one_each, greedy=not config.samples)
-    measured = choose_measured(before)
-    say(f"drift on {counted(len(measured), 'reply')} of the model before")
-    sequences = [sequence for r in measured if (sequence := r.sequence)]
-    shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
-    drift = make_kl_scores(measured, shifts, config.seed) + score_drift(models, chat, passages, config)
-    sessions: list[LoggedSession] = []
-    if has_stage(config.run, "judge"):  # the models answer only sessions held out of training, if any were
-        share = read_held_out_share(config.run)
-        sessions = list(read_logged_sessions(config.run, config.max_prompts, share, texts["criterion"]))
+    drift, kl_of = measure_drift(models, chat, before, passages, config)
+    sessions, answers = answer_sessions(models, chat, prompts, config)
+    models.clear()
+    count = len(replies) + len(probed)
+    checked = check_replies([*replies, *probed, *answers], config)
+    replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
+    scores = make_reply_scores(replies, config.seed) + drift + score_streaks(sessions, checked[count:])
+    out.add_rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
+    out.add_rows("scores", scores)
+    out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
+    out.counters.count("replies", len(replies))
+
+
+def answer_sessions(
+    models: dict[str, Any], chat: Chat, prompts: Sequence[EncodedPrompt], config: EvalConfig
+) -> tuple[list[LoggedSession], list[Reply]]:
+    """Return sessions of the judged log, and the greedy replies of both models to those of their turns with a hint.
+
+    The sessions are those held out of training, if any were. Without a judged log or a judge there are no replies.
+    """
+    if not has_stage(config.run, "judge"):
+        return [], []
+    share, criterion = read_held_out_share(config.run), read_wording(config.wording)["criterion"]
+    sessions = list(read_logged_sessions(config.run, config.max_prompts, share, criterion))
     hinted = [session.prompt for session in sessions if session.prompt and config.judge_model]
     # The judge is asked once per prompt id and reply. The file of prompts may hold an edited prompt under a turn's id.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
     hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log") for p in hinted]
-    only_greedy = replace(config, samples=0)
-    streak_replies = generate_further("hinted turns of the log", hinted, models, chat, only_greedy, most=MOST_SESSIONS)
-    models.clear()
-    count = len(replies) + len(probed)
-    checked = check_replies([*replies, *probed, *streak_replies], config)
-    streaks = score_streaks(sessions, checked[count:])
-    replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
-    # A drift that is not finite is stored as null.
-    kl_of = {(r.model, r.prompt.id, r.sample): s.kl / s.tokens for r, s in zip(measured, shifts, strict=True)
-             if math.isfinite(s.kl)}  # fmt: skip
-    out.add_rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
-    out.add_rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
-    out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
-    out.counters.count("replies", len(replies))
+    greedy = replace(config, samples=0)
+    return sessions, generate_further("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
 
 
 def generate_further(
@@ -186,15 +188,27 @@ def generate_further(
     return [r for label in MODELS if asked for r in generate(label, models[label], chat, asked, config, greedy)]
 
 
-def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
-    """Return the scores on logged replies and on neutral text."""
-    scores = score_judged_replies(models, config) if has_stage(config.run, "teacher") else []
-    sequences = encode_passages(chat.tokenizer, passages)
-    if sequences:
+def measure_drift(
+    models: dict[str, Any], chat: Chat, before: Sequence[Reply], passages: Sequence[str], config: EvalConfig
+) -> tuple[list[JSON], dict[tuple[str, str, int], float]]:
+    """Return the scores on replies of the model before, on logged replies and on neutral text, and the KL of replies.
+
+    The KL (nats per token) of a reply is under its model, prompt id and sample. It is left out if it is not finite.
+    """
+    measured = choose_measured(before)
+    say(f"drift on {counted(len(measured), 'reply')} of the model before")
+    sequences = [sequence for r in measured if (sequence := r.sequence)]
+    shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
+    kl_of = {(r.model, r.prompt.id, r.sample): s.kl / s.tokens for r, s in zip(measured, shifts, strict=True)
+             if math.isfinite(s.kl)}  # fmt: skip
+    scores = make_kl_scores(measured, shifts, config.seed)
+    if has_stage(config.run, "teacher"):
+        scores += score_judged_replies(models, config)
+    if sequences := encode_passages(chat.tokenizer, passages):
         say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
         shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
         scores += [score_shifts(metric, shifts, config.seed) for metric in ("logprob_neutral", "kl_neutral")]
-    return scores
+    return scores, kl_of
 
 
 def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
