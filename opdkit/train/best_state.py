@@ -42,53 +42,57 @@ def is_nearer(row: JSON, before: JSON) -> bool:
     return len(gains) > 1 and fmean(gains) > stdev(gains) / math.sqrt(len(gains))
 
 
-def is_mostly_drift(row: JSON, before: JSON) -> bool:
+def drifts_too_far(row: JSON, before: JSON) -> bool:
     """Return True if a state moved from the student before training by more than MOST_DRIFT of what it gained.
 
     A state that has learned most of what the hints ask for is exempt: its other replies may need the same change.
     """
-    is_far = row["hint_kl"] > MUCH_LEFT * before["hint_kl"]
-    return bool(is_far and (row["kept_kl"] or 0.0) > MOST_DRIFT * (before["hint_kl"] - row["hint_kl"]))
+    has_much_left = row["hint_kl"] > MUCH_LEFT * before["hint_kl"]
+    return bool(has_much_left and (row["kept_kl"] or 0.0) > MOST_DRIFT * (before["hint_kl"] - row["hint_kl"]))
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
-    Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and cost less than
-    they gain (`is_mostly_drift`). The best has the lowest score (if equal, the last); without hinted prompts, it is the
-    last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain counts, too.
+    Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not drift too
+    far (`drifts_too_far`). The best has the lowest score (if equal, the last); without hinted prompts, it is the last
+    that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain and any drift count, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
-    if hinted:
-        eligible = [row for row in eligible if not is_mostly_drift(row, before)
-                    and (is_nearer(row, before) or (any_gain and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
+    if hinted and any_gain:
+        eligible = [row for row in eligible if row["hint_kl"] < before["hint_kl"]]
+    elif hinted:
+        eligible = [row for row in eligible if is_nearer(row, before) and not drifts_too_far(row, before)]
     return min(reversed(eligible), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
 def is_broken(rows: Sequence[JSON]) -> bool:
     """Return True if the last state has forgotten, or is clearly further from the hints than an earlier one.
 
-    Clearly further than before training is BROKEN_TIMES as far; than a state in between, RELAPSE of the first distance.
+    That is: more than BROKEN_TIMES as far as before training, or further by RELAPSE of the distance before training
+    than the nearest state so far that has not forgotten.
     """
     first, last = rows[0]["hint_kl"], rows[-1]
-    is_far = first is not None and last["hint_kl"] > min(
-        BROKEN_TIMES * first, RELAPSE * first + min(row["hint_kl"] for row in rows))  # fmt: skip
-    return has_forgotten(last) or is_far
+    if has_forgotten(last) or first is None:
+        return has_forgotten(last)
+    nearest: float = min(row["hint_kl"] for row in rows if not has_forgotten(row))
+    return bool(last["hint_kl"] > min(BROKEN_TIMES * first, nearest + RELAPSE * first))
 
 
-def has_two_broken(rows: Sequence[JSON]) -> bool:
-    """Return True if the last two states are broken, after which the training goes back to its best state.
+def has_two_broken(rows: Sequence[JSON], after: int) -> bool:
+    """Return True if the last two states, both later than step `after`, are broken, and the last is not the best one.
 
-    A single broken state can be on the way to a better one. The student no longer writes its old replies, but does not
-    yet complete the new ones.
+    The training then goes back to its best state. A single broken state can be on the way to a better one: the student
+    no longer writes its old replies, but does not yet complete the new ones.
     """
-    return len(rows) > 2 and is_broken(rows) and is_broken(rows[:-1])
+    are_broken = len(rows) > 2 and rows[-2]["step"] > after and is_broken(rows) and is_broken(rows[:-1])
+    return are_broken and find_best(rows) is not rows[-1]
 
 
-def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
-    """Return True if the cycle that began after step `cycle_start` has found no better score for PATIENCE rows."""
-    later = [row for row in rows if row["step"] > max(cycle_start, find_best(rows, any_gain=True)["step"])]
+def has_stalled(rows: Sequence[JSON], after: int) -> bool:
+    """Return True if PATIENCE or more states have followed step `after`, and the best state, without a better score."""
+    later = [row for row in rows if row["step"] > max(after, find_best(rows, any_gain=True)["step"])]
     return len(later) >= PATIENCE
 
 
@@ -104,11 +108,11 @@ def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
     earlier = find_best([row for row in done if row["step"] <= start], any_gain=True)
-    is_far = best["score"] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
-    is_near = last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
+    has_some_left = best["score"] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
+    is_close_to_best = last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
     is_in_vain = start > 0 and best["score"] > (1 - CLEAR_CHANGE) * earlier["score"]
-    is_sound = not has_forgotten(last) and (is_near or is_nearer(last, rows[0]))
-    return bool(last["step"] == end and is_far and is_sound and not is_in_vain)
+    is_sound = not has_forgotten(last) and (is_close_to_best or is_nearer(last, rows[0]))
+    return bool(last["step"] == end and has_some_left and is_sound and not is_in_vain)
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
@@ -118,13 +122,14 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     """
     if find_best(rows)["step"] > 0:
         return
-    worst = max(rows[1:], key=lambda row: row["score"])
+    reason, states = _explain_failure(rows)
+    worst = max(states, key=lambda row: row["score"])
     steps = [row for row in metrics if row["step"] <= worst["step"]]
     broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
     turn_ids = list(dict.fromkeys(broke["turn_ids"]))  # a turn can have replies of the teacher in the same step
     turns = ", ".join(turn_ids[:_NAMED]) + (", ..." if len(turn_ids) > _NAMED else "")
     raise NothingLearnedError(
-        f"training {_explain_failure(rows)}, so no model is written. Distances of its own replies to prompts kept "
+        f"training {reason}, so no model is written. Distances of its own replies to prompts kept "
         f"out of training, per reply: before training, {describe_state(rows[0])}; after step {worst['step']}, "
         f"{describe_state(worst)}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
@@ -132,14 +137,19 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     )
 
 
-def _explain_failure(rows: Sequence[JSON]) -> str:
-    """Return what is wrong with all states after the first row, as the end of a sentence that begins "training"."""
-    eligible = [row for row in rows[1:] if not has_forgotten(row)]
-    if eligible and not any(is_nearer(row, rows[0]) for row in rows[1:]):
-        return "brought the model no nearer to the hints than chance would"
-    if any(is_nearer(row, rows[0]) for row in eligible):
-        return "moved replies that nobody complained about more than half as far as it came nearer to the hints"
-    return "lost replies that nobody complained about"
+def _explain_failure(rows: Sequence[JSON]) -> tuple[str, Sequence[JSON]]:
+    """Return what is wrong with all states after the first row, to follow the word "training", and states that show it.
+
+    A state that has forgotten shows what was lost only if all that came nearer to the hints have forgotten.
+    """
+    remembered = [row for row in rows[1:] if not has_forgotten(row)]
+    nearer = [row for row in rows[1:] if is_nearer(row, rows[0])]
+    if remembered and not nearer:
+        return "brought the model no nearer to the hints than chance would", rows[1:]
+    if drifted := [row for row in nearer if not has_forgotten(row)]:
+        how = "moved replies that nobody complained about more than half as far as it came nearer to the hints"
+        return how, drifted
+    return "lost replies that nobody complained about", [row for row in rows[1:] if has_forgotten(row)]
 
 
 def describe_state(row: JSON) -> str:

@@ -267,13 +267,14 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
 def validate(training: Training, validation: Validation, number: int) -> None:
     """Measure the student after step `number`, and act on the result.
 
-    `plan_steps` adds a cycle if the last left much to learn. The training ends if replies no longer improve. It goes
-    back to the best state after two broken ones in a row. The last state is not saved: `write_result` has it.
+    `plan_steps` adds a cycle if the last left something to learn. If it adds none, the training ends if replies no
+    longer improve. If it does not end, it goes back to the best state after two broken ones in a row. The last state is
+    not saved: `write_result` has it.
     """
     row = validation.measure(training.student, number)
     track(training.accelerator, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
-    planned = len(training.steps)
+    planned, went_back = len(training.steps), max(training.rollbacks, default=0)
     training.plan_steps()
     if number == len(training.steps):
         training.is_ended = True
@@ -283,10 +284,10 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         left = find_best(validation.rows, any_gain=True)["score"] / validation.rows[0]["score"]
         say(f"{left:.0%} of the distance before training is left: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
-    elif has_stalled(validation.rows, training.cycle_start):
+    elif has_stalled(validation.rows, max(training.cycle_start, went_back)):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True
-    elif has_two_broken(validation.rows):
+    if not training.is_ended and has_two_broken(validation.rows, went_back):
         roll_back(training, validation)
 
 

@@ -127,13 +127,43 @@ def test_two_broken_states_are_no_place_to_go_on_from() -> None:
     assert [is_broken([before, row]) for row in (before, better, worse, forgot)] == [False, False, True, True]
     relapses = [[before, _row(5, 0.02, 0.0), _row(9, hint_kl, 0.0)] for hint_kl in (0.21, 0.23)]
     assert list(map(is_broken, relapses)) == [False, True], "two thirds of the first distance are lost again"
-    assert has_two_broken([*relapses[1], _row(12, 0.25, 0.0)])
-    assert not has_two_broken([*relapses[1], _row(12, 0.1, 0.0)])
-    assert has_two_broken([before, worse, worse])
-    assert has_two_broken([before, better, worse, forgot])
-    assert not any(map(has_two_broken, ([before], [before, worse], [before, worse, better], [before, better, worse])))
+    assert has_two_broken([*relapses[1], _row(12, 0.25, 0.0)], 0)
+    assert not has_two_broken([*relapses[1], _row(12, 0.1, 0.0)], 0)
+    assert has_two_broken([before, worse, worse], 0)
+    assert has_two_broken([before, better, worse, _row(12, 0.1, 2.6)], 0)
+    others = ([before], [before, worse], [before, worse, better], [before, better, worse])
+    assert not any(has_two_broken(rows, 0) for rows in others)
     unhinted = [_row(0, None, 0.0), _row(5, None, 5.0)]
-    assert [has_two_broken([*unhinted, _row(9, None, moved)]) for moved in (1.0, 5.0)] == [False, True]
+    assert [has_two_broken([*unhinted, _row(9, None, moved)], 0) for moved in (1.0, 5.0)] == [False, True]
+
+
+def test_what_was_measured_before_going_back_no_longer_counts() -> None:
+    went_back = [_row(0, 6.0, 0.0), _row(5, 0.5, 0.0), _row(10, 4.9, 0.0), _row(15, 5.2, 0.0)]
+    assert has_two_broken(went_back, 0)
+    again = [*went_back, _row(20, 4.8, 0.0)]
+    assert not has_two_broken(again, 15), "only one is broken since"
+    assert has_two_broken([*again, _row(25, 4.8, 0.0)], 15)
+    assert has_stalled(again, 0)
+    assert not has_stalled(again, 15)
+
+
+def test_a_training_does_not_go_back_to_where_it_is() -> None:
+    """The state nearest to the hints may have forgotten, or may have changed too many other replies to be the best."""
+    forgot = [_row(0, 3.0, 0.0), *(_row(step, 0.05, 3.0) | {"forgotten": 0.5} for step in (5, 10))]
+    assert has_two_broken(forgot, 0)
+    assert not is_broken([*forgot, _row(15, 2.5, 0.1)]), "no state that could be kept was nearer"
+    drifted = [_row(0, 6.0, 0.0), _row(5, 0.2, 5.0), _row(10, 4.6, 0.7), _row(15, 4.3, 0.2)]
+    drifted = [row | {"forgotten": 0.0} for row in drifted]
+    assert is_broken(drifted)
+    assert is_broken(drifted[:-1])
+    assert find_best(drifted) is drifted[-1]
+    assert not has_two_broken(drifted, 0)
+
+
+def test_a_training_goes_on_while_the_score_falls_even_if_no_state_could_be_kept_yet() -> None:
+    rows = [_row(0, 4.0, 0.0), _row(5, 3.5, 0.6), _row(10, 3.0, 0.8), _row(15, 2.5, 1.0)]
+    assert find_best(rows)["step"] == 0
+    assert not has_stalled(rows, 0)
 
 
 def test_the_error_names_the_step_that_moved_most() -> None:
@@ -146,6 +176,8 @@ def test_the_error_names_the_step_that_moved_most() -> None:
     with pytest.raises(OpdkitError, match="nobody complained about more than half as far as"):
         check_better([_row(0, 2.0, 0.0), _row(4, 1.0, 2.0)], metrics)
     check_better([rows[0], _row(4, 0.1, 0.05)], metrics)
+    with pytest.raises(OpdkitError, match=r"more than half as far as .* after step 4, 3\.00 nats"):
+        check_better([_row(0, 4.0, 0.0), _row(4, 3.0, 0.9), _row(8, 4.3, 0.0)], metrics)
 
 
 def test_a_state_that_only_forgets_is_no_better_either() -> None:

@@ -103,7 +103,7 @@ def any_state(monkeypatch) -> None:
     for module in (train, validating):
         monkeypatch.setattr(module, "find_best", lambda rows: rows[-1])
     monkeypatch.setattr(train, "has_stalled", lambda *_: False)
-    monkeypatch.setattr(train, "has_two_broken", lambda rows: False)
+    monkeypatch.setattr(train, "has_two_broken", lambda *_: False)
 
 
 def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -640,6 +640,23 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     said = capsys.readouterr().err
     assert "not learned all" in said
     assert "most of it at turns log:1:1: " in said
+
+
+def test_a_cycle_that_ends_broken_goes_back_before_the_next_one(
+    run, plain_model_dir, cycle, monkeypatch, capsys
+) -> None:
+    distances = {0: 6.0, 2: 0.5, 4: 4.8, cycle: 4.9}
+
+    def measure(self, student, step):
+        row = validation_row(step, distances.get(step, 0.01), 0.0)
+        self.rows.append(row | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1})
+        return self.rows[-1]
+
+    monkeypatch.setattr(Validation, "measure", measure)
+    train.run(train_config(run, plain_model_dir, **UNFINISHED))
+    said = capsys.readouterr().err
+    assert f"{cycle} more steps" in said
+    assert "two bad measurements in a row: back to the state of step 2" in said
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 3])
