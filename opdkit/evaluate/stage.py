@@ -147,9 +147,9 @@ def compare_models(
 def answer_sessions(
     models: dict[str, Any], chat: Chat, prompts: Sequence[EncodedPrompt], config: EvalConfig
 ) -> tuple[list[LoggedSession], list[Reply]]:
-    """Return sessions of the judged log, and the greedy replies of both models to those of their turns with a hint.
+    """Return the sessions of the judged log, and both models' greedy replies to the first hinted turn of each.
 
-    The sessions are those held out of training, if any were. Without a judged log or a judge there are no replies.
+    At most MOST_SESSIONS get replies: those held out of training, if any were; without a judge, none.
     """
     if not has_stage(config.run, "judge"):
         return [], []
@@ -193,7 +193,7 @@ def measure_drift(
 ) -> tuple[list[JSON], dict[tuple[str, str, int], float]]:
     """Return the scores on replies of the model before, on logged replies and on neutral text, and the KL of replies.
 
-    The KL (nats per token) of a reply is under its model, prompt id and sample. It is left out if it is not finite.
+    The second result maps (model, prompt id, sample) to the KL of a reply (nats per token), if it is finite.
     """
     measured = choose_measured(before)
     say(f"drift on {counted(len(measured), 'reply')} of the model before")

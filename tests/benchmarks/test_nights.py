@@ -23,7 +23,7 @@ def test_the_page_has_the_results() -> None:
     assert promoted == [1, 4, 10, 15, 22]
     assert [row["night"] for row in nights if row.get("decision") == RETESTED] == [15, 22]
     assert f"Of {len(trained)} trainings, {len(promoted)} were promoted, two of them when they were tested" in text
-    assert f"read {sum(row['tokens'] for row in trained):,} tokens, and the training from scratch" in text
+    assert f"read {sum(row['tokens'] for row in trained):,} tokens, and those of the training from scratch" in text
     assert f"from scratch {scratch['tokens']:,}" in text
     shares = {row["night"]: row["right"] for row in nights}
     assert f"in night 10, in {shares[10]['home']:.2f} of the replies" in text
