@@ -127,12 +127,12 @@ def compare_models(
 ) -> None:
     """Write the replies of both models, and the scores. Empties `models`, since a local judge may need the memory."""
     replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
-    before, probe = [r for r in replies if r.model == "before"], read_wording(config.wording)["probe"]
-    probes = make_probes(find_right_replies(before, tags_calls=chat.tags_calls), len(before), probe)
+    before, texts = [r for r in replies if r.model == "before"], read_wording(config.wording)
+    probes = make_probes(find_right_replies(before, tags_calls=chat.tags_calls), len(before), texts["probe"])
     one_each = replace(config, samples=min(1, config.samples))
     probed = generate_further("probes", probes, models, chat, one_each, greedy=not config.samples)
     drift, kl_of = measure_drift(models, chat, before, passages, config)
-    sessions, answers = answer_sessions(models, chat, prompts, config)
+    sessions, answers = answer_sessions(models, chat, prompts, texts["criterion"], config)
     models.clear()
     count = len(replies) + len(probed)
     checked = check_replies([*replies, *probed, *answers], config)
@@ -145,16 +145,17 @@ def compare_models(
 
 
 def answer_sessions(
-    models: dict[str, Any], chat: Chat, prompts: Sequence[EncodedPrompt], config: EvalConfig
+    models: dict[str, Any], chat: Chat, prompts: Sequence[EncodedPrompt], texts: dict[str, str], config: EvalConfig
 ) -> tuple[list[LoggedSession], list[Reply]]:
     """Return the sessions of the judged log, and both models' greedy replies to the first hinted turn of each.
 
-    At most MOST_SESSIONS get replies: those held out of training, if any were; without a judge, none.
+    At most MOST_SESSIONS get replies: those held out of training, if any were; without a judge, none. `texts` are those
+    of the criterion.
     """
     if not has_stage(config.run, "judge"):
         return [], []
-    share, criterion = read_held_out_share(config.run), read_wording(config.wording)["criterion"]
-    sessions = list(read_logged_sessions(config.run, config.max_prompts, share, criterion))
+    share = read_held_out_share(config.run)
+    sessions = list(read_logged_sessions(config.run, config.max_prompts, share, texts))
     hinted = [session.prompt for session in sessions if session.prompt and config.judge_model]
     # The judge is asked once per prompt id and reply. The file of prompts may hold an edited prompt under a turn's id.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}

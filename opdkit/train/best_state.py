@@ -140,15 +140,14 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
 def _explain_failure(rows: Sequence[JSON]) -> tuple[str, Sequence[JSON]]:
     """Return what is wrong with all states after the first row, to follow the word "training", and states that show it.
 
-    A state that has forgotten shows what was lost only if all that came nearer to the hints have forgotten.
+    The reason is what was lost if all states that came nearer to the hints have forgotten, or all states have.
     """
     remembered = [row for row in rows[1:] if not has_forgotten(row)]
-    nearer = [row for row in rows[1:] if is_nearer(row, rows[0])]
-    if remembered and not nearer:
+    if drifted := [row for row in remembered if is_nearer(row, rows[0])]:
+        return ("moved replies that nobody complained about more than half as far as it came nearer to the hints",
+                drifted)  # fmt: skip
+    if remembered and not any(is_nearer(row, rows[0]) for row in rows[1:]):
         return "brought the model no nearer to the hints than chance would", rows[1:]
-    if drifted := [row for row in nearer if not has_forgotten(row)]:
-        how = "moved replies that nobody complained about more than half as far as it came nearer to the hints"
-        return how, drifted
     return "lost replies that nobody complained about", [row for row in rows[1:] if has_forgotten(row)]
 
 

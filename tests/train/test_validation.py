@@ -601,13 +601,19 @@ def cycle(run, plain_model_dir, monkeypatch) -> int:
     config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
     steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].replies) / 30)
 
+    set_distances(monkeypatch, lambda step: 3.0 - 0.2 * step if step <= steps else 0.5)
+    return steps
+
+
+def set_distances(monkeypatch, distance_after: Callable[[int], float]) -> None:
+    """Make validation find this distance from the teacher after each step, and no other."""
+
     def measure(self, student, step):
-        row = validation_row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0)
+        row = validation_row(step, distance_after(step), 0.0)
         self.rows.append(row | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1})
         return self.rows[-1]
 
     monkeypatch.setattr(Validation, "measure", measure)
-    return steps
 
 
 UNFINISHED = VALIDATED | {"batch_turns": 30, "batch_by": "turn", "epochs": None}
@@ -646,13 +652,7 @@ def test_a_cycle_that_ends_broken_goes_back_before_the_next_one(
     run, plain_model_dir, cycle, monkeypatch, capsys
 ) -> None:
     distances = {0: 6.0, 2: 0.5, 4: 4.8, cycle: 4.9}
-
-    def measure(self, student, step):
-        row = validation_row(step, distances.get(step, 0.01), 0.0)
-        self.rows.append(row | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1})
-        return self.rows[-1]
-
-    monkeypatch.setattr(Validation, "measure", measure)
+    set_distances(monkeypatch, lambda step: distances.get(step, 0.01))
     train.run(train_config(run, plain_model_dir, **UNFINISHED))
     said = capsys.readouterr().err
     assert f"{cycle} more steps" in said

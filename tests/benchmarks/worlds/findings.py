@@ -32,7 +32,7 @@ from .benchmark import (
     tuned_cells,
     world_cell,
 )
-from .trainings import MOVED, again, before_of, training_cell
+from .trainings import MOVED, again, before_cell, before_of, training_cell
 from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # larger loss of either share: the model is worse than before training
@@ -487,8 +487,7 @@ def ways(results: Results) -> dict[str, dict[str, Way]]:
     """
     found: dict[str, dict[str, Way]] = {}
     for world in results.worlds:
-        started = [training_cell(world, seed, DEFAULT, None) for seed in (SEARCH, *SEEDS)]
-        before = mean_shares(shares for cell in started if (shares := results.before(cell)))
+        before = mean_shares(filter(None, (results.before(before_cell(world, seed)) for seed in (SEARCH, *SEEDS))))
         for name, value, cells in _way_cells(results, world):
             changes = [Change(before, before if results.is_refused(cell) else shares)
                        for cell in cells if (shares := results.shares(cell))]  # fmt: skip
