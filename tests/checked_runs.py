@@ -91,7 +91,8 @@ def _step(number: int, turns: list[str]) -> Row:
 def _validation(step: int, hint_kl: float, kept_kl: float) -> Row:
     return {"step": step, "replies": 16, "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": 0.0,
             "hint_kls": [{"turn_id": "log:1:1", "kl": hint_kl}],
-            "score": hint_kl + kept_kl, "ended": 1.0, "looped": 0.0, "broke_call": 0.0, "tokens_read": 900}  # fmt: skip
+            "score": hint_kl + kept_kl, "ended": 1.0, "looped": 0.0, "broke_call": 0.0, "tokens_read": 900,
+            "went_back_to": None}  # fmt: skip
 
 
 def _reply(prompt: str, model: str, sample: int) -> Row:

@@ -9,4 +9,4 @@ def validation_row(step: int, hint_kl: float | None, kept_kl: float | None) -> J
     forgotten = 0.5 if (kept_kl or 0.0) > 2.5 else 0.1
     score = (hint_kl or 0.0) + (kept_kl or 0.0)
     return {"step": step, "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl, "forgotten": forgotten,
-            "score": score}  # fmt: skip
+            "score": score, "went_back_to": None}  # fmt: skip

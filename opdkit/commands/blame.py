@@ -1,7 +1,6 @@
 """`opdkit blame`: find the users, sessions and turns that made the model worse, and propose a training without them."""
 
 import json
-import math
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -29,7 +28,7 @@ from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import read_all, read_arrow, read_part
 from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import session_of
-from opdkit.train.best_state import find_best
+from opdkit.train.best_state import find_best, trace_steps
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_prompts
 from opdkit.train.training_set import load_training_set
@@ -125,14 +124,11 @@ def blame(config: BlameConfig) -> Blame:
 
 
 def read_taught_turns(run: Path) -> set[str]:
-    """Return the turns of the steps up to the state that became the model: later steps taught it nothing.
-
-    Steps that the training took back before that count, too, since no table names them.
-    """
+    """Return the turns of the steps that led to the state that became the model: other steps taught it nothing."""
+    turn_ids: list[list[str]] = read_arrow(run, "metrics", 0, ["turn_ids"])["turn_ids"].to_pylist()
     measured = read_part(run, "validations", 0)
-    kept = find_best(measured)["step"] if measured else math.inf
-    steps = read_arrow(run, "metrics", 0, ["step", "turn_ids"]).to_pylist()
-    return {turn_id for row in steps if row["step"] <= kept for turn_id in row["turn_ids"]}
+    kept = find_best(measured)["step"] if measured else len(turn_ids)
+    return {turn_id for step in trace_steps(measured, kept) for turn_id in turn_ids[step - 1]}
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:

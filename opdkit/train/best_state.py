@@ -80,20 +80,42 @@ def is_broken(rows: Sequence[JSON]) -> bool:
     return bool(last["hint_kl"] > min(BROKEN_TIMES * first, nearest + RELAPSE * first))
 
 
-def has_two_broken(rows: Sequence[JSON], after: int) -> bool:
-    """Return True if the last two states, both later than step `after`, are broken, and the last is not the best one.
+def has_two_broken(rows: Sequence[JSON]) -> bool:
+    """Return True if the last two states, both since the training last went back, are broken, and the last is not best.
 
     The training then goes back to its best state. A single broken state can be on the way to a better one: the student
     no longer writes its old replies, but does not yet complete the new ones.
     """
-    are_broken = len(rows) > 2 and rows[-2]["step"] > after and is_broken(rows) and is_broken(rows[:-1])
-    return are_broken and find_best(rows) is not rows[-1]
+    are_new = len(rows) > 2 and rows[-2]["step"] > _find_last_return(rows)
+    return are_new and is_broken(rows) and is_broken(rows[:-1]) and find_best(rows) is not rows[-1]
 
 
-def has_stalled(rows: Sequence[JSON], after: int) -> bool:
-    """Return True if PATIENCE or more states have followed step `after`, and the best state, without a better score."""
-    later = [row for row in rows if row["step"] > max(after, find_best(rows, any_gain=True)["step"])]
+def has_stalled(rows: Sequence[JSON], start: int) -> bool:
+    """Return True if PATIENCE or more states have followed the best one without a better score.
+
+    Only states later than step `start` count, and since the training last went back.
+    """
+    best = find_best(rows, any_gain=True)["step"]
+    later = [row for row in rows if row["step"] > max(start, _find_last_return(rows), best)]
     return len(later) >= PATIENCE
+
+
+def _find_last_return(rows: Sequence[JSON]) -> int:
+    """Return the last step after which the training went back to an earlier state; 0 if it never did."""
+    return max((row["step"] for row in rows if row["went_back_to"] is not None), default=0)
+
+
+def trace_steps(rows: Sequence[JSON], kept: int) -> list[int]:
+    """Return the numbers of the steps that led to the state after step `kept`, in order.
+
+    Steps that the training took back, when it went back to an earlier state, are not among them.
+    """
+    went_back_to = {row["step"]: row["went_back_to"] for row in rows if row["went_back_to"] is not None}
+    steps: list[int] = []
+    while kept > 0:
+        steps.append(kept)
+        kept = went_back_to.get(kept - 1, kept - 1)
+    return steps[::-1]
 
 
 def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:

@@ -51,6 +51,9 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         hints = sum(reply.is_hinted for reply in data.validation)
         few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
         say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{few}")
+        if hints == len(data.validation):
+            warn(f"nothing measures what is forgotten: that needs at least {FEWEST / MOST_SHARE:.0f} turns without a "
+                 "complaint. Compare with the model before, `opdkit eval`")  # fmt: skip
     if config.validate and not data.validation:
         warn("no validation, so the model is written even if it became worse. Validation needs at least "
              f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: without a complaint). At least "

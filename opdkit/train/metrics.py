@@ -66,22 +66,6 @@ def check_first_step(row: JSON) -> None:
              "Compare --dtype and the versions of torch and transformers")  # fmt: skip
 
 
-def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) -> list[JSON]:
-    """Return the rows of the steps that led to the state after step `kept`.
-
-    After each step in `rollbacks`, the training went back to the state after an earlier step. The row of the next step
-    describes that earlier state, so it is left out.
-    """
-    path: list[JSON] = []
-    while kept > 0:
-        if kept - 1 in rollbacks:
-            kept = rollbacks[kept - 1]
-        else:
-            kept -= 1
-            path.append(rows[kept])
-    return path[::-1]
-
-
 def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, rolled_back: bool) -> None:
     """Say the largest learning rate, and how far the log-probs of the trained tokens moved; warn if little or much.
 

@@ -37,10 +37,11 @@ from opdkit.train.best_state import (
     find_best,
     has_stalled,
     has_two_broken,
+    trace_steps,
 )
 from opdkit.train.data_summary import check_signal, count_written, print_composition
 from opdkit.train.launch import check_launch, check_same_step, leave, open_part_writer, open_stage, start_accelerator
-from opdkit.train.metrics import check_first_step, format_metrics, make_metrics_row, report_movement, trace_rows
+from opdkit.train.metrics import check_first_step, format_metrics, make_metrics_row, report_movement
 from opdkit.train.model_card import make_model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import add_reference, check_reference
@@ -117,8 +118,9 @@ def run(config: TrainConfig) -> Summary:
         kept = write_result(training, data, chat, stage.folder, out)
     if main:
         checkpoints.clear(training.folder)
-    report_movement(trace_rows(kept, training.rows, training.rollbacks), config.run,
-                    validated=training.validation is not None, rolled_back=bool(training.rollbacks))  # fmt: skip
+    measured = training.measurements
+    report_movement([training.rows[n - 1] for n in trace_steps(measured, kept)], config.run, validated=bool(measured),
+                    rolled_back=any(row["went_back_to"] is not None for row in measured))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
     if len(replies) < FEW_REPLIES:
         warn(f"{counted(len(replies), 'reply')} {verb(len(replies), 'teaches', 'teach')} little: `opdkit report "
@@ -173,8 +175,7 @@ def start_training(
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # with several processes, it returns a DistributedDataParallel
     training = Training(config, make_objectives(config), replies, prompts, cycles, accelerator, folder, student, model,
-                        optimizer, trust, rows, validation, validation_steps,
-                        rollbacks=state.get("returns", {}) if state else {})  # fmt: skip
+                        optimizer, trust, rows, validation, validation_steps)  # fmt: skip
     training.plan_steps()
     if state:
         say(f"resuming after step {len(rows)} of {len(training.steps)}")
@@ -204,8 +205,7 @@ def save_with_card(
 ) -> None:
     """Save the student, with its weights after `step` steps, and its model card in `folder`."""
     config, main = training.config, training.accelerator.is_main_process
-    steps = len(trace_rows(step, training.rows, training.rollbacks))
-    card = make_model_card(config, data, epoch, steps)
+    card = make_model_card(config, data, epoch, len(trace_steps(training.measurements, step)))
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
 
 
@@ -235,7 +235,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
                  "for. Look at their hints first: no training learns those that contradict each other or that the "
                  "teacher cannot follow. For others, more --epochs or more logs may help")  # fmt: skip
     out.add_rows("metrics", rows)
-    out.add_rows("validations", validation.rows if validation else [])
+    out.add_rows("validations", training.measurements)
     out.counters.count("steps", len(training.steps))
     if len(rows) < len(training.steps):
         out.counters.count("steps left out", len(training.steps) - len(rows))
@@ -274,7 +274,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     row = validation.measure(training.student, number)
     track(training.accelerator, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
-    planned, went_back = len(training.steps), max(training.rollbacks, default=0)
+    planned = len(training.steps)
     training.plan_steps()
     if number == len(training.steps):
         training.is_ended = True
@@ -284,10 +284,10 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         left = find_best(validation.rows, any_gain=True)["score"] / validation.rows[0]["score"]
         say(f"{left:.0%} of the distance before training is left: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
-    elif has_stalled(validation.rows, max(training.cycle_start, went_back)):
+    elif has_stalled(validation.rows, training.cycle_start):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True
-    if not training.is_ended and has_two_broken(validation.rows, went_back):
+    if not training.is_ended and has_two_broken(validation.rows):
         roll_back(training, validation)
 
 
@@ -303,7 +303,7 @@ def roll_back(training: Training, validation: Validation) -> None:
     The new optimizer keeps the old epsilon, because the gradients are as small and as noisy as before.
     """
     step, epsilon = validation.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
-    training.rollbacks[len(training.rows)] = step
+    validation.rows[-1]["went_back_to"] = step
     training.optimizer = make_optimizer(training.student, training.config)
     for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
@@ -318,10 +318,9 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     # Only the main process reads the clock, so that all processes agree.
     if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
-        more = {"validations": training.validation.rows if training.validation else [],
-                "factor": training.trust.factor, "returns": training.rollbacks}  # fmt: skip
-        main = accelerator.is_main_process
-        checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
+        more = {"validations": training.measurements, "factor": training.trust.factor}
+        checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more,
+                         main=accelerator.is_main_process)  # fmt: skip
     if stop:
         accelerator.wait_for_everyone()  # until it is written: a launcher kills all processes when one exits
         stopping.count_finished()

@@ -39,15 +39,19 @@ class Training:
     validation_steps: Collection[int] = ()  # numbers of the steps after which to validate
     cycle_start: int = 0  # number of steps before the current cycle
     steps: Sequence[Step] = ()  # all steps up to the end of the current cycle
-    rollbacks: dict[int, int] = field(default_factory=dict)  # last step before a rollback -> step it went back to
     is_ended: bool = False  # no step is left, or validation ended the training
     saved: float = field(default_factory=time.monotonic)  # time of the last checkpoint, or of the start
+
+    @property
+    def measurements(self) -> Sequence[JSON]:
+        """Rows of the table `validations` so far."""
+        return self.validation.rows if self.validation else ()
 
     def plan_steps(self) -> None:
         """Set `steps` and `cycle_start` for the cycles that the validations so far have called for."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
         for cycle in self.cycles[1:]:
             start, end = self.cycle_start, len(self.steps)
-            if self.validation is None or not needs_another_cycle(self.validation.rows, start, end):
+            if not self.measurements or not needs_another_cycle(self.measurements, start, end):
                 return
             self.cycle_start, self.steps = end, [*self.steps, *cycle]

@@ -200,7 +200,8 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
     hint_kls = [{"turn_id": r["turn_id"], "kl": r["kl"]} for r in results if r["hinted"]]
     return {"step": step, "replies": len(results), "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl,
             "forgotten": forgotten, "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"),
-            "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
+            "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens,
+            "went_back_to": None}  # fmt: skip
 
 
 def choose_validation_steps(steps: int, tokens: int, cost: int) -> set[int]:

@@ -86,14 +86,23 @@ def test_it_adds_up(made) -> None:
     assert by_tier.commands == [], "a condition compares 5 and 5.0 as numbers"
 
 
-def test_steps_after_the_state_that_was_written_taught_nothing(made, monkeypatch) -> None:
-    first, *later = read_part(made, "metrics", 0)
-    rows = [validation_row(0, 1.0, 0.0), validation_row(1, 0.5, 0.0), validation_row(1 + len(later), 0.9, 0.0)]
+@pytest.mark.parametrize(("distances", "taken_back", "taught"), [
+    ((1.0, 0.5, 0.9), {}, [1]),
+    ((1.0, 2.0, 0.5), {1: 0}, [2]),
+])  # fmt: skip
+def test_steps_that_did_not_lead_to_the_state_that_was_written_taught_nothing(
+    made, monkeypatch, distances, taken_back, taught
+) -> None:
+    """Steps after the best state did not, and steps that the training took back did not."""
+    steps = read_part(made, "metrics", 0)
+    rows = [validation_row(n, distance, 0.0) | {"went_back_to": taken_back.get(n)}
+            for n, distance in enumerate(distances)]  # fmt: skip
     monkeypatch.setattr("opdkit.commands.blame.read_part", lambda *_: rows)
     answer = blame(BlameConfig(run=made, device="cpu"))
-    assert len(first["turn_ids"]) < 12
-    assert {row["turn_id"] for row in answer.turns} == set(first["turn_ids"])
-    assert sum(row["turns"] for row in answer.groups) == len(first["turn_ids"])
+    expected = {turn_id for step in taught for turn_id in steps[step - 1]["turn_ids"]}
+    assert len(expected) < 12
+    assert {row["turn_id"] for row in answer.turns} == expected
+    assert sum(row["turns"] for row in answer.groups) == len(expected)
 
 
 def test_the_commands_train_without_the_worst(made) -> None:

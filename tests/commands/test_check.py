@@ -283,6 +283,8 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
                            "validations", "steps do not increase"),
     "a validation after the end": (lambda r: recommit(r, "validations", 0, lambda rows: rows[2].update(step=5)),
                                    "train", "validations", "a step that the training did not take"),
+    "back to what was not yet": (lambda r: recommit(r, "validations", 0, lambda rows: rows[1].update(went_back_to=2)),
+                                 "train", "validations", "went back to a step that is not earlier"),
     "a negative KL": (lambda r: recommit(r, "validations", 0, first("hint_kl", -0.25)), "train", "validations",
                       "hint_kl is negative"),
     "a KL that is no number": (lambda r: recommit(r, "validations", 0, first("kept_kl", float("nan"))), "train",

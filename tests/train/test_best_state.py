@@ -14,6 +14,7 @@ from opdkit.train.best_state import (
     is_broken,
     is_nearer,
     needs_another_cycle,
+    trace_steps,
 )
 
 
@@ -127,37 +128,48 @@ def test_two_broken_states_are_no_place_to_go_on_from() -> None:
     assert [is_broken([before, row]) for row in (before, better, worse, forgot)] == [False, False, True, True]
     relapses = [[before, _row(5, 0.02, 0.0), _row(9, hint_kl, 0.0)] for hint_kl in (0.21, 0.23)]
     assert list(map(is_broken, relapses)) == [False, True], "two thirds of the first distance are lost again"
-    assert has_two_broken([*relapses[1], _row(12, 0.25, 0.0)], 0)
-    assert not has_two_broken([*relapses[1], _row(12, 0.1, 0.0)], 0)
-    assert has_two_broken([before, worse, worse], 0)
-    assert has_two_broken([before, better, worse, _row(12, 0.1, 2.6)], 0)
+    assert has_two_broken([*relapses[1], _row(12, 0.25, 0.0)])
+    assert not has_two_broken([*relapses[1], _row(12, 0.1, 0.0)])
+    assert has_two_broken([before, worse, worse])
+    assert has_two_broken([before, better, worse, _row(12, 0.1, 2.6)])
     others = ([before], [before, worse], [before, worse, better], [before, better, worse])
-    assert not any(has_two_broken(rows, 0) for rows in others)
+    assert not any(has_two_broken(rows) for rows in others)
     unhinted = [_row(0, None, 0.0), _row(5, None, 5.0)]
-    assert [has_two_broken([*unhinted, _row(9, None, moved)], 0) for moved in (1.0, 5.0)] == [False, True]
+    assert [has_two_broken([*unhinted, _row(9, None, moved)]) for moved in (1.0, 5.0)] == [False, True]
 
 
 def test_what_was_measured_before_going_back_no_longer_counts() -> None:
     went_back = [_row(0, 6.0, 0.0), _row(5, 0.5, 0.0), _row(10, 4.9, 0.0), _row(15, 5.2, 0.0)]
-    assert has_two_broken(went_back, 0)
-    again = [*went_back, _row(20, 4.8, 0.0)]
-    assert not has_two_broken(again, 15), "only one is broken since"
-    assert has_two_broken([*again, _row(25, 4.8, 0.0)], 15)
-    assert has_stalled(again, 0)
-    assert not has_stalled(again, 15)
+    assert has_two_broken(went_back)
+    again = [*went_back[:3], went_back[3] | {"went_back_to": 5}, _row(20, 4.8, 0.0)]
+    assert not has_two_broken(again), "only one is broken since"
+    assert has_two_broken([*again, _row(25, 4.8, 0.0)])
+    assert has_stalled([*went_back, again[4]], 0)
+    assert not has_stalled(again, 0)
+
+
+def test_steps_that_were_taken_back_led_to_no_later_state() -> None:
+    def trace(kept: int, went_back_to: dict[int, int]) -> list[int]:
+        return trace_steps([_row(n, 1.0, 0.0) | {"went_back_to": went_back_to.get(n)} for n in range(0, 13, 2)], kept)
+
+    assert trace(3, {}) == [1, 2, 3]
+    assert trace(12, {4: 2, 8: 6}) == [1, 2, 5, 6, 9, 10, 11, 12]
+    assert trace(3, {4: 2}) == [1, 2, 3]
+    assert trace(5, {4: 0}) == [5]
+    assert trace_steps([], 2) == [1, 2], "without validation"
 
 
 def test_a_training_does_not_go_back_to_where_it_is() -> None:
     """The state nearest to the hints may have forgotten, or may have changed too many other replies to be the best."""
     forgot = [_row(0, 3.0, 0.0), *(_row(step, 0.05, 3.0) | {"forgotten": 0.5} for step in (5, 10))]
-    assert has_two_broken(forgot, 0)
+    assert has_two_broken(forgot)
     assert not is_broken([*forgot, _row(15, 2.5, 0.1)]), "no state that could be kept was nearer"
     drifted = [_row(0, 6.0, 0.0), _row(5, 0.2, 5.0), _row(10, 4.6, 0.7), _row(15, 4.3, 0.2)]
     drifted = [row | {"forgotten": 0.0} for row in drifted]
     assert is_broken(drifted)
     assert is_broken(drifted[:-1])
     assert find_best(drifted) is drifted[-1]
-    assert not has_two_broken(drifted, 0)
+    assert not has_two_broken(drifted)
 
 
 def test_a_training_goes_on_while_the_score_falls_even_if_no_state_could_be_kept_yet() -> None:

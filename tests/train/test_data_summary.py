@@ -71,15 +71,16 @@ def test_a_log_with_few_hints_is_told_that_no_validation_guards_its_model(run, p
     assert "30 turns with a hint" in warning
 
 
-@pytest.mark.parametrize(("hints", "is_few"), [(3, True), (8, False)])
-def test_the_prompts_of_the_validation_are_counted(run, plain_model_dir, capsys, hints, is_few) -> None:
+@pytest.mark.parametrize(("hints", "kept", "is_few"), [(3, 5, True), (8, 5, False), (8, 0, False)])
+def test_the_prompts_of_the_validation_are_counted(run, plain_model_dir, capsys, hints, kept, is_few) -> None:
     turns = [toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(40)]
-    kept = [*turns[:hints], *(toy_turn(f"v{n}", reward=1) for n in range(5))]
+    validation = [*turns[:hints], *(toy_turn(f"v{n}", reward=1) for n in range(kept))]
     config = train_config(run, plain_model_dir, validate=8)
-    check_signal(replace(set_of(*turns), validation=kept), [], config, [Objective({"teacher": 1.0})])
+    check_signal(replace(set_of(*turns), validation=validation), [], config, [Objective({"teacher": 1.0})])
     said = capsys.readouterr().err
-    assert f"validation: {hints} prompts with a hint, 5 without" in said
+    assert f"validation: {hints} prompts with a hint, {kept} without" in said
     assert ("they are few" in said) == is_few
+    assert ("nothing measures what is forgotten" in said) == (kept == 0)
 
 
 def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_dir) -> None:

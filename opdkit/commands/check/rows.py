@@ -291,6 +291,8 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["row before"] is not None and row["step"] <= row["row before"]["step"]),
     ("validations", "a step that the training did not take", lambda row, known:
         known.steps is not None and row["step"] > known.steps),
+    ("validations", "went back to a step that is not earlier", lambda row, known:
+        row["went_back_to"] is not None and not 0 <= row["went_back_to"] < row["step"]),
     ("validations", "score is not the sum of hint_kl and kept_kl", lambda row, known:
         not math.isclose(row["score"], (row["hint_kl"] or 0.0) + (row["kept_kl"] or 0.0), abs_tol=_ROUNDING)),
     ("validations", "hint_kl is not the mean of hint_kls", lambda row, known: bool(row["hint_kls"]) and not
