@@ -20,9 +20,10 @@ NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
 def commands() -> str:
     """Return commands.md: every option of every command, from its declaration."""
     parts = [
-        NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table per stage, flags win) "
-        "that `opdkit init` writes. `--no-NAME` turns off a switch that the file turns on. Every command has "
-        "`--debug`, which shows the traceback of a failure. "
+        NOTE + "# Commands\n\nOptions of the stages, and of `run`, `slurm` and `night`, can also come "
+        "from a TOML file (`--config FILE`, one table per stage, flags win) that `opdkit init` writes. `--no-NAME` "
+        "turns off a switch that the file turns on. Every command has `--debug`, which shows the traceback of a "
+        "failure. "
         "`-h` shows the usual options; the others, in a second table here, work the same way.\n"
     ]
     for name, known in COMMANDS.items():

@@ -95,7 +95,7 @@ class JudgeOptions(TypedDict, total=False):
     all_votes: bool | None
     """endpoint: ask for all votes; by default, opdkit stops asking once more votes can change neither the reward nor whether there is a hint"""
     weigh_votes: bool | None
-    """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; if a vote has none, all votes of the question count as one"""
+    """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; if a vote has none, each vote on the question counts as one"""
     temperature: float | None
     """sampling temperature"""
     max_new_tokens: int | None
@@ -370,7 +370,7 @@ class EvalOptions(TypedDict, total=False):
     from_log: bool | None
     """prompts from complaints, praise and accepted replies in held-out sessions (`opdkit train --holdout`); instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads"""
     max_prompts: int | None
-    """only the first N prompts, for a cheap trial; judged turns: of N sessions"""
+    """only the first N prompts, for a cheap trial; logged replies: those of N sessions"""
     model: Text | None
     """the student: a model folder or a name on the hub; before training; default: the one that was trained"""
     trained: Text | None

@@ -82,12 +82,12 @@ def test_the_page_of_objectives_names_what_there_is() -> None:
 # Words in names of columns that have their usual English meaning.
 PLAIN = set(
     """
-    action after approx before behavior broke by call chance chosen count cut decided decision detail difference domain
-    echo ended epoch error eval extract finish following format fraction grad high id ids index judged kept kind
-    learning length likely limit line logprob logprobs looped loss lost low messages metadata metric metrics model name
-    norm note of old ordinal passed penalty per position rate raw read reason replies response reviewer role sample
-    samples score scores second seconds sessions skip skipped source status steps targets teacher time token tokens
-    tools train turn turns unhinted validations value voted with without written
+    action after approx back before behavior broke by call chance chosen count cut decided decision detail difference
+    domain echo ended epoch error eval extract finish following format fraction grad high id ids index judged kept
+    kind learning length likely limit line logprob logprobs looped loss lost low messages metadata metric metrics
+    model name norm note of old ordinal passed penalty per position rate raw read reason replies response reviewer
+    role sample samples score scores second seconds sessions skip skipped source status steps targets teacher time to
+    token tokens tools train turn turns unhinted validations value voted went with without written
     """.split()
 )
 

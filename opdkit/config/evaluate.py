@@ -19,7 +19,7 @@ class EvalConfig(NamedTraining, SamplingConfig):
         False, "prompts from complaints, praise and accepted replies in held-out sessions (`opdkit train --holdout`); "
         "instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads", plan=False)  # fmt: skip
     max_prompts: int | None = WHAT.option(
-        None, "only the first N prompts, for a cheap trial; judged turns: of N sessions", unit="prompts", low=1
+        None, "only the first N prompts, for a cheap trial; logged replies: those of N sessions", unit="prompts", low=1
     )
     model: str | None = shared_option("model", WHAT, "before training; default: the one that was trained", default=None)
     trained: str | None = WHAT.option(None, "the model after training; default: RUN/train/model")

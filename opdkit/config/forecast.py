@@ -9,7 +9,7 @@ from opdkit.config.shared import shared_option
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConfig(CommandConfig):
-    """Say what a training would bring and cost, from some fifty judged turns, before it begins: go or no-go."""
+    """Say what a training would bring and cost, from some fifty judged conversations, before it begins: go or no-go."""
 
     run: Path = argument(..., "the run directory")
     model: str = shared_option("model")

@@ -81,7 +81,7 @@ class JudgeConfig(WordedOptions):
     weigh_votes: bool = HOW.expert(
         False,
         "weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the "
-        "server's log-probs; if a vote has none, all votes of the question count as one",
+        "server's log-probs; if a vote has none, each vote on the question counts as one",
     )
     temperature: float = HOW.expert(0.6, "sampling temperature", low=0.0, high=5.0)
     max_new_tokens: int = HOW.option(512, "longest reply; a vote that is cut off does not count", unit="tokens", low=1)

@@ -79,8 +79,8 @@ class Decision:
             rows.append([escape_markdown(row["domain"]), f"{row['prompts']:,}", before, after, change, span, noise,
                          finds, marks[row["worse"]]])  # fmt: skip
         notes = (
-            f"worse: beyond chance, which stops at most {FALSE_STOPS:.1%} of the models that are no worse, all "
-            f"{counted(self.comparisons, 'comparison')} together. noise: 95 of 100 times, two evaluations of the "
+            f"worse: by more than chance. At most {FALSE_STOPS:.1%} of the models that are no worse are stopped, "
+            f"counting all {counted(self.comparisons, 'comparison')}. noise: 95 of 100 times, two evaluations of the "
             "model before training differ by less. would find: the smallest loss that is found 95 of 100 times."
         )
         word, rest = self.sentence.split(":", 1)

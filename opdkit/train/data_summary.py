@@ -60,8 +60,8 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
              f"{FEWEST} of them must be in sessions that hold at most a fifth of all turns and hints")  # fmt: skip
     scored = manifest(config.run, "teacher")["plan"]["config"]
     if config.anchor_weight and (not scored["top_k"] or scored["top_k_of"] == "teacher"):
-        say("replies without a hint have no anchor: only `opdkit teacher --top-k 4 --top-k-of student` stores the "
-            "support that it needs")  # fmt: skip
+        say("replies without a hint have no anchor: it needs the likeliest tokens that `opdkit teacher` stores by "
+            "default (`--top-k 20 --top-k-of student`)")  # fmt: skip
     say("; ".join(f"largest {kind} {text}" for kind, text in find_largest_shares(data).items()))
     if (judge := judge_kind(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")

@@ -98,7 +98,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
         less = f"{quantize}a smaller model{'' if load_in_4bit else ', or more GPUs with --sharding fsdp'}"
         training = f"train --lora-rank {lora_rank}{option}", 2 * weights + adapters * _FULL_TRAINING, less
     for command, needed, smaller in (scoring, training):
-        what = f"{command}: {format_gb(needed)} of {format_gb(free)} free on {where}"
+        what = f"{command}: {format_gb(needed)} of {format_gb(free)} free on {where}, without activations"
         if needed > free:
             yield Finding("memory", PROBLEM, what, smaller)
         elif needed > free / 2:

@@ -118,7 +118,8 @@ def test_what_training_takes_is_told_before_it_fails(monkeypatch):
     parameters = sum(t.numel() for t in load_file(next(MODEL.glob("*.safetensors"))).values())
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 12 * parameters})())
     found = problem(list(model.examine(str(MODEL), "cpu", "float32", 0)))
-    assert found.what == f"train: {format_gb(20 * parameters)} of {format_gb(12 * parameters)} free on memory"
+    needed, free = format_gb(20 * parameters), format_gb(12 * parameters)
+    assert found.what == f"train: {needed} of {free} free on memory, without activations"
     assert "--lora-rank" in found.remedy
     assert PROBLEM not in states(list(model.examine(str(MODEL), "cpu", "float32", 4)))
 
