@@ -13,6 +13,7 @@ from opdkit.evaluate.log_prompts import count_reactions, describe_prompts, make_
 from opdkit.evaluate.models import load_chat
 from opdkit.model.behavior_policy import list_student_names
 from opdkit.store.atomic import write_text
+from opdkit.store.joined_turns import CHECKED, JUDGED
 from opdkit.store.plans import has_stage, identify_model, manifest
 
 
@@ -28,11 +29,13 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
     unless `--overwrite`; OpdkitError for models that cannot be loaded.
     """
     path, rows = config.run / "from-log.jsonl", list[JSON]()
+    # A night, which passes `share`, makes prompts before the teacher stage checks hints, and again if it resumes later.
+    columns = CHECKED if share is None else JUDGED
     share = read_held_out_share(config.run) if share is None else share
     if share:
         chat, longest = load_chat(config, names)
-        reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
-        counts = count_reactions(config.run, reactions)
+        reactions = list(read_reactions(config.run, share, columns))
+        counts, criteria = count_reactions(config.run, reactions, columns), read_wording(config.wording)["criterion"]
         room, before = longest - config.max_new_tokens, names["before"]
         own_names = list_student_names(before, identify_model(before).get("files", {}), config.served_as)
         rows, left_out = make_prompts(reactions, counts, chat, room, criteria, own_names)

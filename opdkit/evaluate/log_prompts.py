@@ -35,7 +35,7 @@ from opdkit.judge.claims import choose_wording
 from opdkit.judge.votes import holds_reply
 from opdkit.judge.words import drop_judgements
 from opdkit.model.behavior_policy import is_other_model
-from opdkit.store.joined_turns import CHECKED, JoinedTurn, all_joined_turns, by_session
+from opdkit.store.joined_turns import CHECKED, Columns, JoinedTurn, all_joined_turns, by_session
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out
@@ -92,14 +92,14 @@ def _hash_prompt(turn: JoinedTurn) -> int:
                                 for word in (*fold_words(text), *_SIGN.findall(text or ""))))  # fmt: skip
 
 
-def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
+def read_reactions(run: Path, holdout: float, columns: Columns = CHECKED) -> Iterator[Reaction]:
     """Yield the reactions in the held-out sessions; then examples of complaints from the other sessions.
 
     Examples come from the first _EXAMPLES complaints per hint; the _ALL_EXAMPLES with the smallest hashes are kept.
     """
     examples = list[tuple[int, str, Reaction]]()  # a heap of (minus the hash of the turn id, the turn id, the reaction)
     seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of this conversation's branches so far
-    for turns in by_session(all_joined_turns(run, CHECKED, partial=True)):
+    for turns in by_session(all_joined_turns(run, columns, partial=True)):
         session_id = turns[0].session_id
         is_kept = is_held_out(session_id, holdout)
         if find_id_in_log(session_id) != conversation:
@@ -152,11 +152,11 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
     return judged
 
 
-def count_reactions(run: Path, reactions: Sequence[Reaction]) -> ReactionCounts:
+def count_reactions(run: Path, reactions: Sequence[Reaction], columns: Columns = CHECKED) -> ReactionCounts:
     """Count how all users reacted to each reply in the held-out sessions, wherever the log has the same reply."""
     counts: ReactionCounts = {key: Counter() for reaction in reactions
                               if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
-    for turn in all_joined_turns(run, CHECKED, partial=True) if counts else ():
+    for turn in all_joined_turns(run, columns, partial=True) if counts else ():
         verdict = turn.final_verdict
         if verdict is not None and turn.index and (own := counts.get(_make_key(turn))) is not None:
             label = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])

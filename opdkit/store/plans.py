@@ -242,7 +242,8 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
         models = [identify_model(word) for word in words if (Path(word) / "config.json").is_file()]
         old, new = unify_model_names(plan, {"config": options, "inputs": models})
         changes = differences(old["config"], new["config"], "config")
-    changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
+    given = dict(inputs or {})
+    changes += differences({name: plan["inputs"][name] for name in given if name in plan["inputs"]}, given, "inputs")
     if changes:
         raise _another_plan(config, stage, changes)
     check_upstream(config.run, [stage])
@@ -262,9 +263,12 @@ def _another_plan(config: StageConfig, stage: str, changes: Sequence[str]) -> An
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Return the differences between two plans, one line per field: "config.votes: 5 -> 7"."""
+    """Return the differences between two plans, one line per field: "config.votes: 5 -> 7".
+
+    An option that is off and that `old` lacks is none, so that a run that began before opdkit had it can be resumed.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
+        keys = sorted(key for key in old.keys() | new.keys() if key in old or new[key] not in (None, False, 0, []))
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{where}.{k}" if where else k)]
     if _is_same(old, new):
         return []
@@ -306,14 +310,10 @@ def _rename(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return True for equal values, two spellings of one path, and an option that is off and that `old` lacks.
-
-    So a run that began before opdkit had the option can be resumed.
-    """
+    """Return True for equal values and two spellings of one path."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_is_same, old, new))
-    is_off = old is None and new in (False, [])
-    return bool(old == new or is_off or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
+    return bool(old == new or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
 
 
 def is_same_path(one: str, other: str) -> bool:

@@ -20,6 +20,7 @@ from opdkit.cli import app
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
@@ -27,6 +28,7 @@ from opdkit.evaluate import log_prompts
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.evaluate.from_log import write_log_prompts
 from opdkit.evaluate.log_prompts import (
     ACCEPTED_REPLIES,
     AFTER_CORRECTION,
@@ -45,10 +47,11 @@ from opdkit.model.load import load_tokenizer
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
-from opdkit.store.reading import read_all
+from opdkit.store.reading import read_all, read_part
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
+from opdkit.store.tables import HINT_CHECKS, METRICS, TARGETS, VALIDATIONS, VERDICTS
 from opdkit.store.turn_ids import is_held_out
+from opdkit.teacher.hint_checks import WORSE
 
 sys.path.insert(0, str(DATA))
 
@@ -526,6 +529,25 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == edited
         evaluate_with(run, server.url, from_log=True, overwrite=True)
         assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == rows
+
+
+def test_a_night_makes_the_same_prompts_before_and_after_hints_were_checked(run, tmp_path) -> None:
+    """It passes its own share. `eval --from-log` does not, and leaves out what `--check-hints` dropped."""
+    run = Path(shutil.copytree(run, tmp_path / "run"))
+    config, names = EvalConfig(run=run, device="cpu", max_new_tokens=48, overwrite=True), dict.fromkeys(
+        ("before", "after"), str(MODEL))  # fmt: skip
+    before = write_log_prompts(config, names, SHARE).read_text()
+    options = TeacherConfig(run=run, model="m", check_hints=2, judge_model="m", shard="0/1")
+    teacher = Stage.open(options, "teacher", [TARGETS, HINT_CHECKS], parts=manifest(run, "judge")["plan"]["parts"],
+                         upstream=["extract", "judge"])  # fmt: skip
+    shares = {"samples": 2, "judged": 2, "with_hint": 0.0, "without_hint": 0.0, "reply": None, "status": WORSE}
+    for part in teacher.todo():
+        with teacher.writing(part) as out:
+            out.add_rows("hint_checks", [{"turn_id": row["turn_id"], "hint": row["hint"]} | shares
+                                         for row in read_part(run, "verdicts", part) if row["hint"]])  # fmt: skip
+    assert write_log_prompts(config, names, SHARE).read_text() == before
+    assert '"corrected": true' in before
+    assert '"corrected": true' not in write_log_prompts(config, names).read_text()
 
 
 def test_without_held_out_sessions_it_says_what_to_do(tmp_path) -> None:

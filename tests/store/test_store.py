@@ -595,6 +595,11 @@ def test_an_option_that_is_off_is_no_difference_to_a_plan_from_before_it():
     assert differences({"config": {"redact": True}}, {"config": {"redact": False}}) != []
 
 
+def test_an_option_that_was_not_set_is_none_that_is_0():
+    old, new = ({"config": {"reward_weight": value}} for value in (None, 0.0))
+    assert differences(old, new) == ["config.reward_weight: null -> 0.0"]
+
+
 def test_model_identity_notices_one_changed_block(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(5 << 20))

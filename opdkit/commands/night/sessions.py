@@ -56,8 +56,7 @@ def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> Cu
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_changes(read, learns, known)
-    current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
-    read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
+    read = keep_opinions(read, lambda session, opinion: (session.night, opinion.turn_id) not in superseded)
     return CurrentSessions(read, changes, [change for change in changes if change not in known])
 
 
@@ -70,7 +69,8 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     learns = set(night.record["learns"])
     new = [session for session in current if session.night in learns]
     new_ids = {session.session_id for session in new}
-    old = [session for session in current if session.night not in learns and session.session_id not in new_ids]
+    old = [session for session in current if session.night not in learns
+           and (session.is_held_out or session.session_id not in new_ids)]  # fmt: skip
     blamed = find_complaints(old)
     tests = choose_tests([session for session in old if session.is_held_out])
     # A turn that two nights judged counts once.
@@ -78,11 +78,13 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     most = round(len(new_turns) * config.replay / (1 - config.replay))
     replay, replayed = list[NightSession](), set[str]()
     calm = [session for session in old if not session.is_held_out and session.session_id not in blamed]
-    calm.sort(key=lambda session: -session.night)  # of the versions of a session, the latest counts
-    for session in sorted(calm, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}")):
-        if len(replayed) < most:
-            replay.append(session)
-            replayed.update(opinion.key for opinion in session.opinions)
+    # Of the versions of a session, the latest counts.
+    calm.sort(key=lambda one: (stable_hash(f"replay:{seed}:{night.number}:{one.session_id}"), -one.night))
+    for session in calm:
+        if len(replayed) >= most:
+            break
+        replay.append(session)
+        replayed.update(opinion.key for opinion in session.opinions)
     return group_versions([*new, *replay, *tests])
 
 
@@ -92,8 +94,9 @@ def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessio
     Earlier sessions are held-out ones. Of those logged since, at most MOST_TESTS are drawn by a hash, whether or not
     they have a complaint. A surplus of complaints would not show which model is better.
     """
-    seen = {session.session_id for session in current if session.night <= trained and not session.is_held_out}
-    unseen = [session for session in current if session.session_id not in seen]
+    seen = {first_branch(session.session_id) for session in current
+            if session.night <= trained and not session.is_held_out}  # fmt: skip
+    unseen = [session for session in current if first_branch(session.session_id) not in seen]
     since = {session.session_id for session in unseen if session.night > trained}
     drawn = set(sorted(since, key=lambda name: stable_hash(f"retest:{name}"))[:MOST_TESTS])
     old = choose_tests([session for session in unseen if session.session_id not in since])
@@ -148,9 +151,15 @@ def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
     sessions, last = list(read), dict[str, int]()
     for session in sorted(sessions, key=lambda session: session.night):
         last |= dict.fromkeys(session.unanswered, session.night)
-    current = (tuple(o for o in session.opinions if not o.is_decision or last.get(o.key, 0) <= session.night)
-               for session in sessions)  # fmt: skip
-    return [replace(session, opinions=kept) for session, kept in zip(sessions, current, strict=True) if kept]
+    return keep_opinions(sessions, lambda session, o: not o.is_decision or last.get(o.key, 0) <= session.night)
+
+
+def keep_opinions(
+    sessions: Iterable[NightSession], counts: Callable[[NightSession, Opinion], bool]
+) -> list[NightSession]:
+    """Return the sessions with only the opinions that count, without sessions that have none left."""
+    current = (replace(s, opinions=tuple(o for o in s.opinions if counts(s, o))) for s in sessions)
+    return [session for session in current if session.opinions]
 
 
 def read_opinion(turn: JoinedTurn) -> Opinion | None:
@@ -179,7 +188,7 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
         return
     places = sorted({(versions[0].night, versions[0].part) for versions in sessions.values()})
     for config, tables, upstream in ((extract, [SESSIONS, TURNS, REJECTED], []), (judge, [VERDICTS], ["extract"])):
-        own = replace(config, run=run, overwrite=True)  # rewriting is cheap, and verdicts may have changed
+        own = replace(config, run=run, overwrite=True, shard="0/1")  # rewriting is cheap, and verdicts may have changed
         stage = Stage.open(own, tables[0].stage, tables, parts=len(places), inputs=inputs, upstream=upstream,
                            command="night")  # fmt: skip
         for part, (number, source) in enumerate(places):

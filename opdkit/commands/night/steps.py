@@ -47,6 +47,7 @@ from opdkit.judge.criterion import read_judge_options
 from opdkit.judge.warnings import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
+from opdkit.store.plans import find_upstream_change, has_stage
 from opdkit.store.reading import is_complete, read_all, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
@@ -61,6 +62,9 @@ _CHANCE = 0.05  # highest probability that a night promotes a model that is no b
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
     """Run the remaining steps of a night, and return its night.json. `stages`: name -> configuration of each stage."""
     remove_entries(find_left_overs(night.folder, ".*"))  # of a killed night, such as copied logs
+    has_own_options = (night.folder / "options").exists()  # the night is done again
+    if not has_own_options:
+        home.keep_options(night.folder / "begun", config)  # now, since the files may change during the night
     if not night.record:
         nights = [other for other in home.list_nights() if other.number <= night.number]
         night.write({
@@ -83,8 +87,8 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if unknown:
         record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
     record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": utc_now()}
-    if not (night.folder / "options").exists():  # else the night is redone with these options
-        home.keep_options(night.folder / "options", config)
+    if not has_own_options:
+        (night.folder / "begun").rename(night.folder / "options")
     night.write(record)
     return night.record
 
@@ -120,12 +124,14 @@ def read_log(home: Home, night: Night, stages: Mapping[str, Any]) -> None:
 
 
 def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
-    """Run a stage of a night. If a failed attempt began the stage with other options, overwrite it.
+    """Run a stage of a night. If a failed attempt began it with other options or other inputs, overwrite it.
 
     This process does all parts: the tasks of a Slurm array are successive nights, and do not share parts.
     """
     if name != "train":  # training has one part
         config = replace(config, shard="0/1")
+    if has_stage(config.run, name) and find_upstream_change(config.run, name):
+        config = replace(config, overwrite=True)
     try:
         return run_stage(name, config, *more)
     except AnotherPlanError:
@@ -168,7 +174,7 @@ def train(
     say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
         f"{counted(facts['kept_out'], 'session')} kept out to decide with")  # fmt: skip
     evaluation = configure_evaluation(night.folder, config, stages)
-    if len(evaluation.served_as) > 1 and not (config.served_as or stages["teacher"].served_as):
+    if len(evaluation.served_as) > 1 and not any(one.served_as for one in (config, stages["teacher"], stages["eval"])):
         warn(f"the logs name several models, which all count as the student: {', '.join(evaluation.served_as)}; "
              "--served-as says which of them it is")  # fmt: skip
     tests = write_tests(config, evaluation, stages["train"].model, config.holdout)
@@ -233,7 +239,7 @@ def retest(
 def configure_evaluation(run: Path, config: NightConfig, stages: Mapping[str, Any]) -> EvalConfig:
     """Return the configuration of eval for a run: by default, all models that its log names count as the student."""
     teacher, evaluation = stages["teacher"], stages["eval"]
-    served_as = config.served_as or teacher.served_as
+    served_as = config.served_as or teacher.served_as or evaluation.served_as
     if not served_as:
         served_as = tuple(sorted({row["model"] for row in read_all(run, "sessions", ["model"]) if row["model"]}))
     template_arg = evaluation.template_arg or teacher.template_arg

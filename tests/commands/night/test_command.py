@@ -234,6 +234,24 @@ def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
     assert [night.record["decision"] for night in Home(tmp_path / "home").list_nights()] == [WAITS, WAITS]
 
 
+def test_the_options_that_are_kept_are_those_that_the_night_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(tmp_path, 6)
+    config, read_log = options(tmp_path, least_hints=1000), steps.read_log
+    begun = Path(str(config.config)).read_text()
+
+    def read_while_somebody_edits(*args: object) -> None:
+        Path(str(config.config)).write_text("[train]\nepochs = 7\n")
+        read_log(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(steps, "read_log", read_while_somebody_edits)
+    run(config)
+    (night,) = Home(tmp_path / "home").list_nights()
+    assert Path(str(Home(tmp_path / "home").read_options(night.folder / "options").config)).read_text() == begun
+    assert sorted(path.name for path in night.folder.iterdir()) == ["log", "night.json", "options"]
+
+
 @pytest.fixture
 def teachers(monkeypatch: pytest.MonkeyPatch) -> list[TeacherConfig]:
     """Stop every night at its teacher stage. Return the list of configurations that this stage got."""

@@ -144,6 +144,24 @@ def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
     assert {name: list(read_all(write(home, 2), name)) for name in whole} == whole
 
 
+def test_a_task_of_a_slurm_array_writes_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ID": 1, "COUNT": 4, "MIN": 0, "MAX": 3}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    assert {name.partition(":")[0] for name in trainable(write(home, 2, replay=0.25))} == {"log@1", "log@2"}
+
+
+def test_complaints_of_a_session_that_went_on_stay_tests(home: Home) -> None:
+    """A night takes earlier versions only of held-out sessions: it does not train on old complaints again."""
+
+    def session(night: int, name: str, is_held_out: bool) -> NightSession:
+        return NightSession(night, 0, name, is_held_out, (Opinion("t", COMPLAINT, None, frozenset(), frozenset()),))
+
+    sessions = [session(night, name, name == "log:a") for night in (1, 2) for name in ("log:a", "log:b")]
+    chosen = choose_sessions(home.night(2), sessions, options(home), 0)
+    nights = {name: [version.night for version in versions] for name, versions in chosen.items()}
+    assert nights == {"log:a": [2, 1], "log:b": [2]}
+
+
 def test_a_run_of_before_a_decision_is_written_again(home: Home) -> None:
     run = write(home, 2)
     before = manifest(run, "judge")["fingerprint"]
@@ -236,6 +254,16 @@ def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) ->
     assert chosen.keys() == held_out | {f"log@4:{n}" for n in range(1, 13)}
     assert since <= chosen.keys()
     assert {name for name in chosen if name.startswith("log@2")} <= held_out
+
+
+def test_another_branch_of_a_session_that_a_model_learned_from_does_not_test_it(home: Home) -> None:
+    """An edit or a regenerated reply moves what was read before to another branch of the same conversation."""
+
+    def session(night: int, name: str) -> NightSession:
+        return NightSession(night, 0, name, False, (Opinion("t", COMPLAINT, None, frozenset(), frozenset()),))
+
+    chosen, since = choose_unseen([session(2, "log:a"), session(5, "log:a#branch-2"), session(5, "log:b")], 2)
+    assert chosen.keys() == since == {"log:b"}
 
 
 def test_a_run_of_other_options_is_written_again(home: Home) -> None:

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from checked_runs import whole_run
 from night_logs import PROMPTS, judged_night
 from night_logs import night_options as options
 from night_logs import options as log_options
+from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
@@ -23,7 +25,8 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.gate import Decision
-from opdkit.store.tables import REPLIES, to_arrow
+from opdkit.store.part_writer import Stage
+from opdkit.store.tables import REPLIES, TARGETS, to_arrow
 
 
 def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
@@ -92,6 +95,18 @@ def test_prompts_of_a_json_array_are_tests_of_a_night(tmp_path: Path, monkeypatc
     assert tests is not None
     written = list(map(json.loads, tests.read_text().splitlines()))
     assert written == [row | {"id": f"line-{n}"} for n, row in enumerate(rows, 1)]
+
+
+def test_a_stage_whose_input_was_written_again_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for the training of a night that failed later if somebody has decided on one of its turns since."""
+    run, done = whole_run(tmp_path / "run"), list[tuple[str, bool]]()
+    monkeypatch.setattr(steps, "run_stage", lambda name, config, *_: done.append((name, config.overwrite)))
+    train = TrainConfig(run=run, model=str(MODEL))
+    steps.run_step("train", train)
+    teacher = TeacherConfig(run=run, model=str(MODEL), top_k=4, overwrite=True, shard="0/1")
+    Stage.open(teacher, "teacher", [TARGETS], parts=3, upstream=["extract", "judge"])
+    steps.run_step("train", train)
+    assert done == [("train", False), ("train", True)]
 
 
 def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path) -> None:
