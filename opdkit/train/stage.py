@@ -104,16 +104,18 @@ def run(config: TrainConfig) -> Summary:
     with stopping.stop_after_step(), open_part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, replies, chat)
         training = start_training(config, data, prompts, cycles, chat, accelerator)
+        validate_if_due(training)  # a training that was stopped left this out
         for number, done in iterate_steps(training):
-            metrics = take_step(training, number, done / len(replies))
+            is_asked_to_stop = take_step(training, number, done / len(replies))[STOP_REQUESTS] > 0
             if config.keep_epochs and done % len(replies) == 0:
                 epoch = done // len(replies)
                 epoch_dir = stage.folder / "epochs" / f"{epoch:03d}"
                 save_with_card(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
-            if training.validation and number in training.validation_steps:
-                validate(training, training.validation, number)
+            if is_asked_to_stop and (number in training.validation_steps or number < len(training.steps)):
+                save_checkpoint(training, number, stop=True)  # now, since a validation can take minutes
+            validate_if_due(training)
             if not training.is_ended:
-                save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
+                save_checkpoint(training, number, stop=False)
         out.counters = counters
         kept = write_result(training, data, chat, stage.folder, out)
     if main:
@@ -264,13 +266,16 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     return metrics
 
 
-def validate(training: Training, validation: Validation, number: int) -> None:
-    """Measure the student after step `number`, and act on the result.
+def validate_if_due(training: Training) -> None:
+    """Measure the student if that is due after its last step, and act on the result.
 
     `plan_steps` adds a cycle if the last left something to learn. If it adds none, the training ends if replies no
     longer improve. If it does not end, it goes back to the best state after two broken ones in a row. The last state is
     not saved: `write_result` has it.
     """
+    number, validation = len(training.rows), training.validation
+    if not validation or number not in training.validation_steps or validation.rows[-1]["step"] == number:
+        return
     row = validation.measure(training.student, number)
     track(training.accelerator, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")

@@ -28,10 +28,10 @@ from opdkit.train.objective.losses import divergence
 from opdkit.train.objective.terms import Objective, compute_loss, count_totals, find_trained, make_terms
 from opdkit.train.schedule import Position
 from opdkit.train.sharding import find_trained_parameters, gather, release_weights
-from opdkit.train.student import autocast
+from opdkit.train.student import autocast, choose_compute_dtype
 from opdkit.train.targets import Reply, make_sequence
 from opdkit.train.training import Training
-from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, choose_probe, raise_epsilon
+from opdkit.train.trust_region import PROBE_TOKENS, change_rate, choose_probe, raise_epsilon
 
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
@@ -53,6 +53,15 @@ class Gradients(NamedTuple):
     shares: list[dict[str, Tensor]]  # per forward: its share of the step's loss and metrics
     logprobs: dict[int, Tensor]  # reply -> [R, 1 + K] before the step
     tokens_read: int  # by all processes
+
+
+class Probe(NamedTuple):
+    """Replies of a step that are read again after it, to measure how far it moved them."""
+
+    replies: list[Reply]
+    sequences: list[PromptResponse]
+    before: list[Tensor]  # log-probs [R, 1 + K] of each reply before the step
+    readings: int  # how often they were read before the step, besides its forwards
 
 
 def take_optimizer_step(
@@ -77,6 +86,8 @@ def take_optimizer_step(
     rate = position.rate * training.trust.factor
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
+    is_measured = metrics["grad_norm"] and training.trust.is_measured(position.step_in_cycle)
+    probe = make_probe(training, batch, gradients.logprobs) if is_measured else None
     with Attempt() as attempt:
         # Even if all gradients are 0, momentum and weight decay would move the weights: skip the step.
         if metrics["grad_norm"]:
@@ -84,10 +95,11 @@ def take_optimizer_step(
     if attempt.failed:  # some weights may have been updated already, so training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate, "tokens_read": gradients.tokens_read}
-    if metrics["grad_norm"] and training.trust.is_measured(position.step_in_cycle):
-        bounded, tokens_read_again = bound_step(training, batch, gradients.logprobs, position)
+    if probe:
+        measure = partial(measure_movement, training, *probe[:3])
+        bounded = training.trust.bound(position, partial(change_rate, optimizer), measure)
         metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
-        metrics["tokens_read"] += tokens_read_again
+        metrics["tokens_read"] += (probe.readings + bounded.measurements) * sum(map(len, probe.sequences))
     optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
     return metrics | {name: count for name, count in totals.items() if name.endswith("_tokens")}
 
@@ -119,10 +131,10 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
                 shares.append(share)
                 logprobs |= own
             if attempt.failed:
+                lower_budget(training, budget, trees or idle, batch.replies, splits=policy.packed)
                 break
-        if len(shares) == len(forwards):
+        else:
             return Gradients(forwards, shares, logprobs, tokens_read)
-        lower_budget(training, budget, forwards[len(shares)] or idle, batch.replies, splits=policy.packed)
 
 
 def check_finite(metrics: dict[str, float], gradients: Gradients, replies: Sequence[Reply]) -> None:
@@ -174,7 +186,10 @@ def lower_budget(training: Training, budget: Budget, trees: Forward, replies: Se
     """
     members, tokens = [replies[i] for tree in trees for i in tree.replies], sum(tree.tokens for tree in trees)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
-    if len(trees) == 1 and (len(members) == 1 or not splits):
+    # Several processes do not split the session of a reply that is longer than the budget: see `build_trees`.
+    is_one = len(members) == 1 or not splits or (training.accelerator.num_processes > 1
+                                                 and tokens > training.config.micro_batch_tokens)  # fmt: skip
+    if len(trees) == 1 and is_one:
         longest = max(members, key=len)
         raise TooLargeError(
             f"turn {longest.turn_id} of {len(longest):,} tokens, in training,",
@@ -199,10 +214,8 @@ def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator)
     return dict(zip([*names, STOP_REQUESTS], accelerator.reduce(sums, "sum").tolist(), strict=True))
 
 
-def bound_step(
-    training: Training, batch: Batch, logprobs: Mapping[int, Tensor], position: Position
-) -> tuple[BoundedStep, int]:
-    """Keep the step just taken within the trust region. Return the bounded step, and the tokens read to measure it.
+def make_probe(training: Training, batch: Batch, logprobs: Mapping[int, Tensor]) -> Probe:
+    """Choose the replies that are read again after a step, to measure it. Call this before the step.
 
     `logprobs` are the log-probs [R, 1 + K] before the step of the replies that this process read.
     """
@@ -210,12 +223,39 @@ def bound_step(
     roots = [reply.branch_root for reply in batch.replies]
     trees = group_replies(batch.sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
     probe = choose_probe(batch.replies, sum(tree.tokens for tree in trees))
+    replies, sequences = [batch.replies[i] for i in probe], [batch.sequences[i] for i in probe]
+    if choose_compute_dtype(training.config) != torch.float32:
+        # Rounding would seem to be movement, by some hundredths of a nat in a long reply: `logprobs` are from forwards
+        # of other shapes. So read these replies as they are read after the step: then the same errors cancel.
+        return Probe(replies, sequences, read_probe(training, replies, sequences), 1)
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
-    replies, sequences = [batch.replies[i] for i in probe], [batch.sequences[i] for i in probe]
-    measure = partial(measure_movement, training, replies, sequences, [before[i] for i in probe])
-    bounded = training.trust.bound(position, partial(change_rate, training.optimizer), measure)
-    return bounded, bounded.measurements * sum(map(len, sequences))
+    return Probe(replies, sequences, [before[i] for i in probe], 0)
+
+
+def read_probe(training: Training, replies: Sequence[Reply], sequences: Sequence[PromptResponse]) -> list[Tensor]:
+    """Return the log-probs [R, 1 + K] of replies under the student as it is now, on the CPU.
+
+    All processes read the same replies, at most --micro-batch-tokens at once.
+    """
+    model, config = training.model, training.config
+    read: dict[int, Tensor] = {}
+    tokens = min(config.micro_batch_tokens, find_budget(model, "training").max_tokens)
+    # Its own budget: if memory runs out here, in one of several processes, the others still share out training alike.
+    budget = find_budget(model, "measuring a step")
+    for attempt in budget.batches(list(map(len, sequences)), 1 if depends_on_length(training.student) else tokens):
+        members = sorted(attempt.items)
+        own = [replies[i] for i in members]
+        ids_NK = collect_ids(own, collect_tokens(own)).to(next(model.parameters()).device)
+        with attempt, torch.no_grad(), autocast(config):
+            read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
+            read |= zip(members, read_NK.cpu().split([len(reply.response_ids) for reply in own]), strict=True)
+        if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded processes cannot retry alone
+            less = "--micro-batch-tokens, " if len(members) > 1 else ""
+            raise TooLargeError(f"turn {own[0].turn_id}, read to measure a step,",
+                                f"try {less}--lora-rank, --dtype bfloat16 or --step-limit 0")  # fmt: skip
+    release_weights(model)
+    return [read[i] for i in range(len(replies))]
 
 
 def measure_movement(
@@ -226,28 +266,14 @@ def measure_movement(
     The KL of a reply is a sum over positions: in a mean, the many tokens that follow from those before would dominate.
 
     `before` holds each reply's log-probs [R, 1 + K] before the step: of the response token, then of its support.
-    Without a support, the KL has two bins: the response token and the rest. All processes read the same replies, at
-    most --micro-batch-tokens at once.
+    Without a support, the KL has two bins: the response token and the rest.
     """
-    model, config = training.model, training.config
-    now: dict[int, Tensor] = {}
-    device = next(model.parameters()).device
-    tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
-    for attempt in find_budget(model, "training").batches(list(map(len, sequences)), tokens):
-        members = sorted(attempt.items)
-        read = [replies[i] for i in members]
-        ids_NK = collect_ids(read, collect_tokens(read)).to(device)
-        with attempt, torch.no_grad(), autocast(config):
-            read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
-            now |= zip(members, read_NK.cpu().split([len(replies[i].response_ids) for i in members]), strict=True)
-        if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded processes cannot retry alone
-            what = f"turn {replies[members[0]].turn_id}, read again after a step,"
-            raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --step-limit 0")
-    release_weights(model)
+    now = read_probe(training, replies, sequences)
     kl = torch.zeros((), dtype=torch.float64)
     for is_supported, bins in ((True, slice(1, None)), (False, slice(0, 1))):
         if own := [i for i, reply in enumerate(replies) if (reply.support is not None) == is_supported]:
             # float64, since the terms of a small KL nearly cancel, and the rate is computed from its square root.
             now_NK, then_NK = (torch.cat([x[i][:, bins] for i in own]).double() for x in (now, before))
             kl += divergence(now_NK, then_NK, 0.0).sum()
-    return float(training.accelerator.reduce((kl / len(replies)).to(device, torch.float32), "mean"))
+    kl = (kl / len(replies)).to(next(training.model.parameters()).device, torch.float32)
+    return float(training.accelerator.reduce(kl, "mean"))

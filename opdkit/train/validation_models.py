@@ -53,7 +53,8 @@ def open_validation(
         what = "the student before training, a second copy that validation needs,"
         raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
     scored = manifest(config.run, "teacher")["plan"]["config"]
-    teacher, teacher_chat = load_teacher(config, scored, base, chat)
+    processes = accelerator.num_processes if sharded else 1  # that share one training's memory
+    teacher, teacher_chat = load_teacher(config, scored, base, chat, processes)
     # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
     context = min(context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf)
     hint_text = read_hint_text(config.run)
@@ -96,11 +97,13 @@ def fit_prompts(
     return fitting, room
 
 
-def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
+def load_teacher(
+    config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat, processes: int = 1
+) -> tuple[PreTrainedModel, Chat]:
     """Return the model that read the hints in the teacher stage, and its template.
 
-    `scored`: the options of the teacher stage. If there were several teachers, or the teacher is too large, cannot be
-    loaded or has a smaller vocabulary, the student before training reads the hints instead.
+    `scored`: the options of the teacher stage. `processes`: see `has_room`. If there were several teachers, or the
+    teacher is too large, cannot be loaded or has a smaller vocabulary, the student before training reads the hints.
     """
     paths = set(parse_teachers(scored["teacher"]).values())
     if paths <= {config.model}:
@@ -112,7 +115,7 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         skeleton = load_skeleton(path)
         size, base_size = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config)
+        fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config, processes)
     # All processes must use the same teacher.
     if all(gather_object([fits])):
         with contextlib.suppress(OpdkitError):  # not enough memory

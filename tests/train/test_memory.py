@@ -4,19 +4,24 @@ import itertools
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from scored_runs import Said, Toy, write_run
 from small_memory import room_for
+from toy_turns import toy_turn
 from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
+from opdkit.model.memory import Budget
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import step
+from opdkit.train.forwards import Tree
 
 OPTIONS = {"device": "cpu", "batch_turns": 16, "learning_rate": 1e-3, "objective": "combine"}
 
@@ -79,6 +84,16 @@ def test_turns_that_fit_by_themselves_are_read_so(run, tmp_path, plain_model_dir
     train.run(TrainConfig(run=run, model=str(plain_model_dir), **OPTIONS))
     assert refused
     same_steps(run, whole)
+
+
+def test_several_processes_name_a_turn_that_no_smaller_budget_splits() -> None:
+    """They read the session of a turn that is longer than the budget as a whole."""
+    turns = [toy_turn("a:1"), toy_turn("a:3")]
+    options = SimpleNamespace(micro_batch_tokens=8192, gradient_checkpointing=False)
+    training: Any = SimpleNamespace(accelerator=SimpleNamespace(num_processes=2), config=options)
+    for tokens, message in ((8000, "--micro-batch-tokens 4000"), (30_000, "turn a:1 of .* even alone")):
+        with pytest.raises(OpdkitError, match=message):
+            step.lower_budget(training, Budget("training"), [Tree((0, 1), tokens)], turns, splits=True)
 
 
 def test_a_turn_too_large_alone_ends_the_training_and_is_named(tmp_path, plain_model_dir) -> None:

@@ -27,6 +27,7 @@ from opdkit.model.load import load_model, load_template, load_tokenizer
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
+from opdkit.store import stopping
 from opdkit.store.reading import read_all
 from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
@@ -35,6 +36,7 @@ from opdkit.train import validation_models as models
 from opdkit.train.best_state import find_best
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
+from opdkit.train.step import STOP_REQUESTS
 from opdkit.train.targets import load_targets
 from opdkit.train.training_set import load_training_set
 from opdkit.train.validation import (
@@ -206,6 +208,18 @@ def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatc
     for free, has_room in ((copies * 4 * size, False), (copies * 4 * size + 1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1e12))
         assert models.has_room(model, size, replace(config, **options)) is has_room
+
+
+def test_processes_that_share_a_training_have_more_room_for_a_teacher(run, plain_model_dir, monkeypatch) -> None:
+    config, chat = train_config(run, plain_model_dir, **VALIDATED), Chat(load_tokenizer(str(plain_model_dir)), {})
+    base = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    other = str(shutil.copytree(plain_model_dir, run / "other"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(models, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 * base.num_parameters(), 1e12))
+    for processes, is_loaded in ((1, False), (8, True)):
+        model, _ = models.load_teacher(config, {"teacher": [other]}, base, chat, processes)
+        assert (model is not base) == is_loaded
 
 
 def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, student, monkeypatch) -> None:
@@ -524,6 +538,33 @@ def test_a_tracker_gets_the_measurement_before_training(run, plain_model_dir, mo
     scores = [(step, values["validation_score"]) for step, values in logged if "validation_score" in values]
     assert scores == [(row["step"], row["score"]) for row in read_all(run, "validations")]
     assert scores[0] == (0, 1.0)
+
+
+@pytest.mark.parametrize("stopped", [4, 6], ids=["on the way", "at the end of the cycle"])
+def test_a_training_that_is_asked_to_stop_validates_when_it_resumes(
+    run, tmp_path, plain_model_dir, monkeypatch, scored_as, stopped: int
+) -> None:
+    """A validation can take minutes, and a launcher may give a process only seconds to stop."""
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    config = train_config(run, plain_model_dir, **BACK, checkpoint_every=0)
+    scored_as({0: 1.0, 2: 0.5, 4: 0.4, 6: 0.45})
+    train.run(replace(config, run=whole))
+    step, seen = train.take_optimizer_step, list[int]()
+
+    def asked(*args):
+        seen.append(1)
+        return step(*args) | {STOP_REQUESTS: float(len(seen) == stopped)}
+
+    monkeypatch.setattr(train, "take_optimizer_step", asked)
+    with pytest.raises(stopping.Stopped):
+        train.run(config)
+    state = checkpoints.read_newest(run / "train/checkpoints")
+    assert state is not None
+    assert (len(state["rows"]), state["validations"][-1]["step"]) == (stopped, stopped - 2)
+    train.run(config)
+    assert list(read_all(run, "validations")) == list(read_all(whole, "validations"))
+    ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
+    assert ours == theirs
 
 
 BACK_TO_0 = {0: 1.0, 2: 1.6, 4: 1.7, 6: 0.5}  # step -> score; after step 4 the training rolls back
