@@ -71,11 +71,12 @@ class TrustRegion:
         rate, measurements = position.rate * self.factor, 0
         while True:
             kl, measurements = measure(), measurements + 1
-            too_large = not kl <= _SLACK * limit  # NaN is too large
+            kl = math.inf if math.isnan(kl) else kl
+            too_large = kl > _SLACK * limit
             too_small = position.step_in_cycle == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.max_factor
             if measurements == _TRIES or not (too_large or too_small):
                 break
-            change = math.sqrt(limit / kl) if 0 < kl < math.inf else math.inf if kl <= 0 else 0.0  # 0.0: inf or NaN
+            change = math.sqrt(limit / max(kl, 1e-30))
             change = min(max(change, 1 / _MAX_CHANGE), _MAX_CHANGE, self.max_factor / self.factor)
             move(rate, rate * change)
             rate, self.factor = rate * change, self.factor * change

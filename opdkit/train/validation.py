@@ -117,8 +117,10 @@ class Validation:
         finally:
             set_train_mode(student)
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
-        self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
-        return self.rows[-1]
+        if not step and len(hinted) < len(self.prompts):  # the student is still the base
+            row |= {"kept_kl": 0.0, "forgotten": 0.0}
+        self.rows.append(row)
+        return row
 
     def _measure_prompts(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
         """Return what `_measure_once` does. A reply can be lost by chance: then a second sample decides."""
