@@ -39,6 +39,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.blame import WorsePrompt
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt
+from opdkit.evaluate.models import load_chat
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all, read_arrow, read_part, summary_of
 from opdkit.train.targets import load_targets
@@ -184,6 +185,20 @@ def test_replies_end_as_the_template_ends_them(tmp_path, plain_tokenizer) -> Non
     rows = [{"reply": "old", "finish_reason": reason} for reason in ("stop", "length")]
     ended, cut_off = weigh_replies([WorsePrompt("a", "d", 1.0, rows[:1], rows[1:])], {"a": prompt}, config)[::-1]
     assert ended.sequence.response_ids == [*cut_off.sequence.response_ids, stop]
+
+
+def test_replies_weigh_by_the_fall_of_their_prompt_and_bad_ones_against_good_ones(tmp_path, plain_model_dir) -> None:
+    model = str(plain_model_dir)
+    config = EvalConfig(run=tmp_path, model=model, trained=model, prompts="p")
+    prompts = {name: HeldOutPrompt(name, "d", [message("user", "say")], None, Criterion("It is old.")) for name in "ab"}
+    texts = {"a": (["red", "blue"], ["old"]), "b": (["say"], ["user"])}  # of failing and of passing replies
+    failing, passing = ({name: [{"reply": text, "finish_reason": "length"} for text in both[side]]
+                         for name, both in texts.items()} for side in (0, 1))  # fmt: skip
+    worse = [WorsePrompt(name, "d", share, passing[name], failing[name]) for name, share in (("a", 0.75), ("b", 0.25))]
+    chat = load_chat(config, {"before": model, "after": model})[0]
+    found = [(chat.text(reply.sequence.response_ids).strip(), reply.weight)
+             for reply in weigh_replies(worse, prompts, config)]  # fmt: skip
+    assert found == [("red", 0.375), ("blue", 0.375), ("old", -0.75), ("say", 0.25), ("user", -0.25)]
 
 
 def rows_of(*rows: tuple[str, str | None, float, str | None]) -> list[dict[str, object]]:

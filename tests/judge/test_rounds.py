@@ -14,11 +14,13 @@ from sample_world import DATA, MODEL
 
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.wording import DEFAULTS
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.hints import choose_hint
-from opdkit.judge.votes import choose_reward, count_missing, list_confidences
+from opdkit.judge.rounds import count_missing_votes
+from opdkit.judge.votes import Answer, Question, choose_reward, count_missing, list_confidences
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
 
@@ -134,6 +136,15 @@ def test_a_server_is_asked_less_for_the_same_rewards_and_hints(options: dict, tm
     assert counts[1] == 24 * 2 * options.get("votes", 5)
     assert counts[0] == counts[1] if options.get("votes") == 1 else counts[0] < counts[1]
     assert counts[0] == sum(len(hints) + len(rewards) for hints, rewards in rows(runs[0], "hint_votes", "reward_votes"))
+
+
+def test_an_unsure_majority_does_not_stop_the_votes(tmp_path: Path) -> None:
+    """Three votes are unsure. Weighed, two sure ones could still outvote them."""
+    votes = [Answer(r"\boxed{1}", "stop", confidence=0.3)] * 3
+    question = Question("s:1", "reward", [])
+    missing = [count_missing_votes(question, votes, config(tmp_path, "http://x", weigh_votes=weigh), DEFAULTS["judge"])
+               for weigh in (False, True)]  # fmt: skip
+    assert missing == [0, 1]
 
 
 def test_a_run_that_was_interrupted_asks_for_no_vote_twice(tmp_path: Path) -> None:

@@ -131,13 +131,21 @@ def test_kl_keeps_the_student_near_the_old_policy(run, tmp_path, plain_model_dir
     assert moved[5.0] < 0.7 * moved[0.0]
 
 
-def test_clip_bounds_move_from_step_to_step(run, plain_model_dir) -> None:
+def test_clip_bounds_move_from_step_to_step(run, plain_model_dir, monkeypatch) -> None:
+    used, step = [], train.take_optimizer_step
+
+    def watched(training, replies, objective, position):
+        used.append((objective.clip_low, objective.clip_high))
+        return step(training, replies, objective, position)
+
+    monkeypatch.setattr(train, "take_optimizer_step", watched)
     train.run(train_config(run, plain_model_dir, clip_low_end=0.1, clip_high=0.4, clip_high_end=0.2, epochs=3))
     rows = list(read_all(run, "metrics"))
     steps = len(rows) - 1
     for n, row in enumerate(rows):
         assert row["clip_low"] == pytest.approx(0.2 - 0.1 * n / steps)
         assert row["clip_high"] == pytest.approx(0.4 - 0.2 * n / steps)
+    assert used == [(row["clip_low"], row["clip_high"]) for row in rows]
 
 
 def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_model_dir) -> None:

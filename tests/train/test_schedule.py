@@ -95,8 +95,10 @@ SHARES = {
 @pytest.mark.parametrize("schedule", SHARES)
 def test_the_rate_of_every_step(schedule: str) -> None:
     config = train_config(Path("run"), Path("model"), schedule=schedule, warmup_steps=2, learning_rate=0.4)
-    rates = [find_position(config, step, 6).rate for step in range(1, 7)]
-    assert rates == pytest.approx([0.4 * share for share in SHARES[schedule]], rel=1e-12)
+    positions = [find_position(config, step, 6) for step in range(1, 7)]
+    assert [one.rate for one in positions] == pytest.approx([0.4 * share for share in SHARES[schedule]], rel=1e-12)
+    assert [one.relative_rate for one in positions] == pytest.approx(SHARES[schedule], rel=1e-12)
+    assert [one.step_in_cycle for one in positions] == [*range(1, 7)]
 
 
 def test_the_default_rates_and_the_ends_of_the_schedule() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -525,8 +526,27 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
     with pytest.raises(OpdkitError, match=r"toy-\d+:\d"):
         train.run(train_config(run, plain_model_dir))
     model, before = seen[0]
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items() if v.isfinite().all())
+    assert all(torch.equal(v.nan_to_num(7.0), before[k].nan_to_num(7.0)) for k, v in model.state_dict().items())
     assert not (run / "train/metrics").exists()
+
+
+def test_the_turn_whose_loss_is_not_finite_is_named(tmp_path, plain_model_dir, monkeypatch) -> None:
+    """One turn alone has a token whose embedding is NaN; each turn has a forward of its own."""
+    toys = [Toy("a", [Said("red", 1)]), Toy("b", [Said("blue", -1)])]
+    run, load = write_run(tmp_path / "run", plain_model_dir, toys), train.load_student
+    unique = {turn.turn_id: {*turn.response_ids.tolist()} for turn in load_targets(run)}
+    token = min(unique["b:1"] - unique["a:1"])
+
+    def broken(config, **options):
+        model = load(config, **options)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[token] = float("nan")
+        return model
+
+    monkeypatch.setattr(train, "load_student", broken)
+    with pytest.raises(OpdkitError, match="loss is nan") as caught:
+        train.run(train_config(run, plain_model_dir, objective="binary", micro_batch_tokens=1, batch_turns=100))
+    assert re.findall(r"\b[ab]:1\b", str(caught.value)) == ["b:1"]
 
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:

@@ -267,11 +267,13 @@ def test_they_are_read_within_the_budget(
 def test_a_rate_that_destroys_the_model_is_made_smaller(run, tmp_path, plain_model_dir, objective: str) -> None:
     free = Path(shutil.copytree(run, tmp_path / "free"))
     for folder, options in ((run, REGION), (free, ALONE)):
+        options = options | {"epochs": 4}
         train.run(train_config(folder, plain_model_dir, learning_rate=1.0, objective=objective, **options))
     rows, wild = (list(read_all(folder, "metrics")) for folder in (run, free))
     assert max(row["shift"] for row in rows) < 0.2 * max(row["shift"] for row in wild)
     measured = [row["step"] for row in rows if row["step_kl"] is not None]
     assert measured == [n for n in range(1, len(rows) + 1) if n <= FIRST_STEPS or n % MEASURE_EVERY == 0]
+    assert measured[-1] > FIRST_STEPS
     assert all(row["step_kl"] <= 0.04 for row in rows if row["step_kl"] is not None)
     assert all(row["step_kl"] is None and row["learning_rate"] <= 1.0 for row in wild)
 
@@ -307,9 +309,14 @@ def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp
 
 def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, plain_model_dir, monkeypatch) -> None:
     """Other turns of the step have a support, as with --top-k-of teacher."""
-    single, measure = [], optimizer_steps.measure_movement
+    single, by_hand, measure = [], [], optimizer_steps.measure_movement
 
     def watched(training: Training, turns: Sequence[Reply], *rest: Sequence[Any]) -> float:
+        now = optimizer_steps.read_probe(training, turns, rest[0])
+        for turn, before, after in zip(turns, rest[1], now, strict=True):
+            if turn.support is None:
+                p, q = before[:, 0].double().exp(), after[:, 0].double().exp()
+                by_hand.append(float((p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum()))
         single.extend(measure(training, *([one] for one in each)) for each in zip(turns, *rest, strict=True))
         kl = measure(training, turns, *rest)
         assert kl == pytest.approx(np.mean(single[-len(turns) :]), rel=1e-5)
@@ -323,6 +330,26 @@ def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, p
     ])  # fmt: skip
     train.run(train_config(run, plain_model_dir, learning_rate=1e-3, batch_turns=100, objective="blend", **REGION))
     assert min(single) > 0
+    assert len(by_hand) > 1
+    assert all(min(abs(kl / other - 1) for other in single) < 1e-3 for kl in by_hand)
+
+
+def test_the_epsilon_of_every_step_follows_from_the_largest_gradient_so_far(run, plain_model_dir, monkeypatch) -> None:
+    epsilons, sizes, step = [], [], train.take_optimizer_step
+
+    def watched(training: Training, *args: Any) -> dict[str, float]:
+        metrics = step(training, *args)
+        epsilons.append(training.optimizer.param_groups[0]["eps"])
+        sizes.append(sum(p.numel() for p in training.student.parameters()))
+        return metrics
+
+    monkeypatch.setattr(train, "take_optimizer_step", watched)
+    options = REGION | {"learning_rate": 1e-3, "epsilon": 0.1, "max_grad_norm": 0.5, "epochs": 2}
+    train.run(train_config(run, plain_model_dir, **options))
+    norms = [min(row["grad_norm"], 0.5) for row in read_all(run, "metrics")]
+    expected = np.maximum.accumulate([max(1e-8, 0.1 * norm / sizes[0] ** 0.5) for norm in norms])
+    assert epsilons == pytest.approx(expected)
+    assert len(epsilons) > 2
 
 
 def test_a_killed_training_goes_on_with_its_factor(run, tmp_path, plain_model_dir, monkeypatch) -> None:

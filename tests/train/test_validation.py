@@ -29,6 +29,7 @@ from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store import stopping
 from opdkit.store.reading import read_all
+from opdkit.store.turn_ids import is_held_out
 from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
@@ -262,6 +263,13 @@ def test_the_student_can_train_on_after_a_measurement_that_failed(validation, st
     assert student.training
 
 
+def test_sessions_for_the_evaluation_do_not_choose_the_best_state(run, plain_model_dir) -> None:
+    config = train_config(run, plain_model_dir, **VALIDATED | {"holdout": 0.3})
+    data, _ = load_training_set(config, make_objectives(config), load_template(str(plain_model_dir), {}))
+    assert data.validation
+    assert not any(is_held_out(turn.session_id, 0.3) for turn in data.validation)
+
+
 def test_an_absurd_reply_counts_no_more_than_the_cap(validation, student) -> None:
     with torch.no_grad():
         student.lm_head.weight.copy_(30 * torch.randn(student.lm_head.weight.shape, generator=torch.Generator()))
@@ -307,16 +315,19 @@ def test_hints_are_tried_until_one_explains_a_reply(validation, plain_model_dir,
     prompt = next(p for p in validation.prompts if not p.hinted)
     hints = [[n] for n in range(5)]
     prompt = replace(prompt, other_hint_ids=hints)
-    asked: list[list[int]] = []
+    validation = replace(validation, teacher=object())
+    asked, models = list[list[int]](), list[object]()
 
     def compare(_: Validation, replies: list) -> tuple[list[float], int]:
         asked.extend(each.prompt_ids for each in replies)
+        models.extend(each.model for each in replies)
         kls = {tuple(ids): CHANGED if n == explains else 2.0 for n, ids in enumerate(hints)}
         return [kls.get(tuple(each.prompt_ids), 3.0) for each in replies], 0
 
     monkeypatch.setattr(Validation, "_compare", compare)
     results, _ = validation._measure_once(before, [prompt], 0)
     assert asked == [prompt.prompt_ids, *hints[:tried]]
+    assert models == [validation.base, *[validation.teacher] * tried], "the teacher reads the hints"
     assert results[prompt]["kl"] == (2.0 if explains is None else CHANGED)
 
 
@@ -577,18 +588,20 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
     run, plain_model_dir, monkeypatch, scored_as, scores, back: int
 ) -> None:
     """The optimizer continues without its moments."""
-    weights, begins, step = scored_as(scores), [], train.take_optimizer_step
+    weights, begins, step, epsilons = scored_as(scores), [], train.take_optimizer_step, []
 
     def watched(training, *args):
         before = {name: p.detach().clone() for name, p in training.student.named_parameters()}
+        epsilons.append(training.optimizer.param_groups[0]["eps"])
         begins.append((before, len(training.optimizer.state), training.trust.factor))
         done = step(training, *args)
         begins[-1] += (training.trust.factor,)
         return done
 
     monkeypatch.setattr(train, "take_optimizer_step", watched)
-    train.run(train_config(run, plain_model_dir, **BACK))
+    train.run(train_config(run, plain_model_dir, **BACK | {"epsilon": 0.1}))
     before, moments, factor, _ = begins[4]
+    assert epsilons[4] >= epsilons[3] > 1e-8, "the gradients are as small as before"
     assert all(torch.equal(before[name], value) for name, value in weights[back].items())
     assert moments == 0 < begins[3][1]
     assert factor == train.ROLLBACK_RATE * begins[3][3]

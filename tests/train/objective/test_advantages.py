@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from positions import NAN, logits, mask, t
 
 from opdkit.train.objective.advantages import (
+    apply_praise,
     behavior_weights,
     normalise_in_groups,
     penalise_overlong,
@@ -56,6 +57,13 @@ def test_support_of_the_whole_vocabulary_is_the_expected_advantage() -> None:
     summed = support_advantages(old, teacher, torch.ones(20, dtype=torch.bool), 0.0).sum(-1)
     minus_kl = -(old.exp() * (old - teacher)).sum(-1)
     torch.testing.assert_close(summed, minus_kl, rtol=0, atol=1e-12)
+
+
+def test_praise_worked_by_hand() -> None:
+    """The odds of 1/2 become 4 to 1. The other tokens share the rest as before: 1/4 becomes 1/10."""
+    target, weight = apply_praise(t(0.5, 0.25).log()[None], mask(1, 0)[None])
+    assert target.exp()[0].tolist() == pytest.approx([0.8, 0.1])
+    assert weight.tolist() == pytest.approx([5.5])
 
 
 # -- rewards --------------------------------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ def test_combine_worked_by_hand() -> None:
     assert metrics["reward_advantage"].item() == pytest.approx(0.0, abs=1e-12)
     assert metrics["teacher_advantage"].item() == pytest.approx(0.55, abs=1e-12)
     assert metrics["clip_fraction"].item() == 0.5
+    assert metrics["approx_kl"].item() == pytest.approx((0.5 - math.log(1.5)) / 2, abs=1e-12), "k3 of KL(old || now)"
 
 
 def test_each_term_divides_by_its_own_tokens() -> None:
@@ -206,6 +207,11 @@ def test_the_anchor_worked_by_hand() -> None:
     kls = [p * math.log(p / 0.25) + (1 - p) * math.log((1 - p) / 0.75) for p in (1 / 2, 4 / 5, 4 / 13)]
     expected = 0.1 * (kls[0] + 5.5 * kls[1] + 1.9 * kls[2]) / 3
     assert metrics["anchor_loss"].item() == loss.item() == pytest.approx(expected, abs=1e-12)
+    objective = dataclasses.replace(objective, divergence_alpha=1.0, forward_kl=0.5)
+    loss, _ = of_step(objective, some, some.old_logprobs_N, now_NK)
+    reverse = [0.25 * math.log(0.25 / p) + 0.75 * math.log(0.75 / (1 - p)) for p in (1 / 2, 4 / 5, 4 / 13)]
+    both = [one + 0.5 * other for one, other in zip(reverse, kls, strict=True)]
+    assert loss.item() == pytest.approx(0.1 * (both[0] + 5.5 * both[1] + 1.9 * both[2]) / 3, abs=1e-12)
 
 
 def test_a_step_is_the_sum_of_its_terms_done_one_by_one() -> None:
