@@ -28,6 +28,7 @@ _INTERRUPTED = "[Request interrupted by user]"
 # Such as what /model prints, and commands of the shell that a person runs (`!ls`); not skills.
 _OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>", "<bash-input>", "<bash-stdout>")
 _PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others: the client, or other sessions
+_LATE = ("api_error", "stop_hook_summary", "turn_duration")  # may name an event before the last one as their parent
 _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 
 
@@ -91,6 +92,7 @@ class _Event:
     header: JSON = field(default_factory=dict)
     summary: str | None = None
     compacts: bool = False
+    late: bool = False  # its parent is the event before it, whatever it names
 
 
 def _read_event(line: Line, record: JSON) -> _Event:
@@ -112,6 +114,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
         event.client = attachment.get("commandMode", "prompt") != "prompt" or not is_by_person
     elif kind == "system":
         event.compacts = record.get("subtype") == "compact_boundary"
+        event.late = not side and record.get("subtype") in _LATE
     if kind not in _MESSAGES:
         return event  # the model sees no progress, hooks, errors before a retry, snapshots or queues
     body = record.get("message")
@@ -169,7 +172,7 @@ def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[
 def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | None], set[int]]:
     """Return (position of every event's parent, positions of the events before which a line is missing).
 
-    A missing parent, after an unreadable line, was probably that line: the previous event takes its place.
+    A missing parent was an unreadable line, or was never written: the previous event takes its place.
     """
     by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
     last: dict[bool, int] = {}  # by is-sidechain: position of the last event of the tree
@@ -178,12 +181,15 @@ def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | 
     open_gap = False
     for i, event in enumerate(events):
         open_gap = open_gap or i in gaps
-        parent = by_id.get(event.parent) if event.parent is not None else None
-        if parent is not None and events[parent].side != event.side:
-            parent = None  # a sidechain is a tree of its own, apart from its caller's
+        named = by_id.get(event.parent) if event.parent is not None else None
+        # A sidechain is a tree of its own, apart from its caller's.
+        parent = named if named is not None and events[named].side == event.side else None
+        is_missing = (open_gap and named is None) or (not event.side and False in last)
+        if event.late:
+            parent = last.get(False)
         elif parent is not None and parent > i and event.compacts:
             parent = last.get(event.side)  # the end of the prompt is kept, and logged again after the summary
-        elif parent is None and event.parent is not None and open_gap:
+        elif parent is None and event.parent is not None and is_missing:
             parent = last.get(event.side)
             breaks.add(i)
         parents.append(parent if parent != i else None)
@@ -224,9 +230,9 @@ def _find_active(events: Sequence[_Event], members: Sequence[int], parents: Sequ
     calls: set[str] = set()
     for member in members:
         event = events[member]
-        if member not in active and parents[member] in active:
-            same_reply = event.reply is not None and event.reply in replies
-            if same_reply or (event.results and event.results <= calls - answered):
+        if member not in active:
+            is_result = event.results and parents[member] in active and event.results <= calls - answered
+            if is_result or event.reply in replies:
                 active.add(member)
         if member in active:
             answered |= event.results

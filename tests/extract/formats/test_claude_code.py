@@ -90,6 +90,44 @@ def test_a_result_between_two_calls_of_one_reply_comes_after_both():
     assert len(session.messages[1]["tool_calls"]) == 2
 
 
+def test_parallel_calls_that_hooks_report_between_are_all_kept():
+    """Before version 2.1.85 the records of hooks were events of the tree, each the parent of what followed it."""
+    session = only(user("u", None, "go"), piece("a", "u", "m", use("A")), event("progress", "pa", "a"),
+                   piece("b", "pa", "m", use("B")), event("progress", "pb", "b"), user("rb", "b", result("B", "out B")),
+                   user("ra", "a", result("A", "out A")), piece("n", "ra", "n", text("done")))  # fmt: skip
+    assert said(session) == [("user", "go"), ("assistant", None), ("tool", "out B"), ("tool", "out A"),
+                             ("assistant", "done")]  # fmt: skip
+    assert [call["id"] for call in session.messages[1]["tool_calls"]] == ["A", "B"]
+
+
+def test_late_records_of_the_client_do_not_hide_the_reply():
+    """They may name the parent of the reply as their own; after a rewind, a local command begins the other branch."""
+    session = only(user("1", None, "go"), piece("2", "1", "m1", use("t")), user("3", "2", result("t")),
+                   piece("4", "3", "m2", text("the reply")), event("system", "e", "3", subtype="api_error"),
+                   event("system", "s", "e", subtype="stop_hook_summary"), user("5", "s", "that is wrong"),
+                   piece("6", "5", "m3", text("sorry")), user("7", "6", "ok"))  # fmt: skip
+    assert [c for _, c in said(session)] == ["go", None, "done", "the reply", "that is wrong", "sorry", "ok"]
+    assert skips(session) == [None, None, None]
+    session = only(user("1", None, "go"), piece("2", "1", "m1", text("no")),
+                   event("system", "s", "1", subtype="local_command"), user("3", "s", "again"),
+                   piece("4", "3", "m2", text("yes")))  # fmt: skip
+    assert [c for _, c in said(session)] == ["go", "again", "yes"]
+
+
+@pytest.mark.parametrize("beside", [[], [user("phantom", None, "x", isSidechain=True)]])
+def test_a_parent_that_is_not_in_the_main_conversation_is_a_gap(beside):
+    session, *_ = read_all(user("1", None, "My name is Ann"), piece("2", "1", "m1", text("hi")), *beside,
+                           user("3", "phantom", "what is my name?"), piece("4", "3", "m2", text("Bob")),
+                           user("5", "4", "wrong"))[0]  # fmt: skip
+    assert [c for _, c in said(session)] == ["My name is Ann", "hi", "what is my name?", "Bob", "wrong"]
+    assert skips(session) == [GAP, GAP]
+
+
+def test_a_resumed_session_begins_where_its_file_does():
+    session = only(user("1", "elsewhere", "go"), piece("2", "1", "m1", text("1")), user("3", "2", "thanks"))
+    assert skips(session) == [None]
+
+
 def test_of_a_rewound_conversation_the_branch_that_went_on_is_told():
     session = only(user("a", None, "go"), piece("b", "a", "m1", text("no")), user("c", "b", "stop"),
                    user("d", "a", "go on"), piece("e", "d", "m2", text("yes")), user("f", "e", "thanks"))  # fmt: skip
