@@ -19,8 +19,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _CALL_PARTS = ("tool_use", "function_call", "tool_call", "tool-call")  # Anthropic, Responses, LangChain, the AI SDK
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", "tool-approval-request", *_CALL_PARTS)  # apart from the text
-PART_TYPES = frozenset((*_TEXT_PARTS, *_OWN_FIELDS, "refusal", "image", "image_url", "input_image", "input_audio",
-                        "audio", "file", "input_file", "document", "tool_result", "tool-result"))  # fmt: skip
+PART_TYPES = (*_TEXT_PARTS, *_OWN_FIELDS, "refusal", "image", "image_url", "input_image", "input_audio", "audio",
+              "file", "input_file", "document", "tool_result", "tool-result")  # fmt: skip
 _PLACEHOLDERS = {
     **dict.fromkeys(("image_url", "input_image"), "image"),
     **dict.fromkeys(("audio_url", "input_audio"), "audio"),

@@ -289,7 +289,9 @@ def _convert_parts(item: JSON) -> list[JSON]:
         kind, call = fields.get("type"), next((fields[name] for name in _CALLS if name in fields), None)
         answer = next((fields[name] for name in _ANSWERS if name in fields), None)
         thought = value_at(fields, ("reasoningContent", "reasoningText")) or fields
-        if kind == "text":
+        if fields.get("builtin"):
+            texts.append({"type": "server_tool_use"})  # Pydantic AI's name for a tool that the server ran
+        elif kind == "text":
             texts.append({"type": "text", "text": fields.get("content")})
         elif kind == "reasoning" or fields.get("thought") or "reasoningContent" in fields:
             thoughts += filter(None, [first_text(value_at(thought, ("content",)), value_at(thought, ("text",)))])

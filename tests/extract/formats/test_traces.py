@@ -250,7 +250,8 @@ def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
     ("[not json", "{either", [("user", "[not json"), ("assistant", "{either")]),
     *(([U], text, [("user", "u"), ("assistant", text)]) for text in (  # replies that are JSON
         '["red", "blue"]', '{"answer": 42}', '[{"name": "red"}]', '{"content": "x", "title": "y"}', "[]", "{}",
-        '[{"type": "colour", "name": "red"}]', '{"message": "hello"}', '{"role": "engineer", "name": "Bob"}')),
+        '[{"type": "colour", "name": "red"}]', '{"type": ["string", "null"], "title": "Name"}', '{"message": "hello"}',
+        '{"role": "engineer", "name": "Bob"}')),
 ])  # fmt: skip
 def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
     (session,) = read("langfuse", observation(prompt, reply))
@@ -323,6 +324,9 @@ def test_a_text_that_happens_to_be_a_list_of_objects_stays_a_text():
     (session,) = read("otel", span(flat([U | {"content": asked}], A | {"content": answered})))
     assert said(session) == [("user", asked), ("assistant", answered)]
     assert session.notes == {} or session.notes[1].skip_reason is None
+    columns = '[{"name": "a", "type": ["string", "null"]}]'
+    (session,) = read("otel", span(flat([U, CALLING, RESULT | {"content": columns}], A)))
+    assert said(session)[2] == ("tool", columns)
 
 
 def test_arguments_and_schemas_that_are_objects_keep_their_keys():
@@ -736,6 +740,18 @@ def test_thinking_and_pictures_in_the_events_of_pydantic_ai():
     (session,) = read("otel", span({"events": json.dumps(own)}))
     assert said(session) == [("user", "u\n[image-url]"), ("assistant", "Hello!")]
     assert session.messages[1]["reasoning"] == "Greet."
+
+
+def test_a_search_that_the_server_ran_for_pydantic_ai_is_no_reply():
+    call = {"id": "c1", "name": "web_search", "builtin": True}
+    parts = [{"type": "tool_call", "arguments": {"q": 1}, **call},
+             {"type": "tool_call_response", "result": "found", **call}, {"type": "text", "content": "a"}]  # fmt: skip
+    output = [{"role": "assistant", "parts": parts, "finish_reason": "stop"}]
+    for name, record in (("otel", span({"gen_ai.input.messages": PARTS_IN[:1], "gen_ai.output.messages": output})),
+                         ("langfuse", observation(PARTS_IN[:1], output))):  # fmt: skip
+        (session,) = read(name, record)
+        assert said(session) == [("user", "u"), ("assistant", "[server_tool_use]\n[server_tool_use]\na")]
+        assert (session.notes[1].skip_reason, session.messages[1]["tool_calls"]) == ("not only text", [])
 
 
 def test_thinking_that_openllmetry_logs_as_the_first_completion():
