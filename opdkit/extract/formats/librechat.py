@@ -73,7 +73,9 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
         quotes = [
             re.sub("^", "> ", text, flags=re.MULTILINE) for text in map(first_text, as_list(item.get("quotes"))) if text
         ]
-        text = "\n\n".join([*quotes, item.get("text") or ""]) if quotes else item.get("text") or ""
+        text = item.get("text") or ""
+        if quotes and isinstance(text, str):
+            text = "\n\n".join([*quotes, text])
         node.messages, _ = read_messages([{"role": "user", "content": [*files, {"text": text}]}])
         return node
     node.model = first_text(item.get("model"))

@@ -174,9 +174,12 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
             text = join_content(output) if isinstance(output, list) else first_text(output)
             messages.append(message("tool", text, tool_call_id=first_text(piece.get("call_id"))))
             continue
-        only_text = only_text and kind in ("message", "reasoning", "function_call")
-        is_text = kind in ("message", "reasoning")  # thinking may have a summary
-        text = join_content(piece.get("summary") or piece.get("content"), between="") if is_text else None
+        if kind == "message":
+            text = join_content(piece.get("content"), between="")
+        elif kind == "reasoning":  # of summary or content
+            text = read_messages([{"role": "assistant", "content": [piece]}])[0][0]["reasoning"]
+        else:
+            text, only_text = None, only_text and kind == "function_call"
         if kind != "function_call" and (not text or text.isspace()):
             continue
         if messages[-1]["role"] == "tool":

@@ -548,6 +548,13 @@ def test_what_the_user_said_during_a_reply_of_librechat_is_a_message(tmp_path):
     assert [turn["skip_reason"] for turn in found["turns"]][:2] == [None, None]
 
 
+def test_a_message_of_librechat_with_quotes_and_no_text_is_set_aside(tmp_path):
+    (record,) = exports.librechat_flat()
+    record["messages"][0] |= {"quotes": ["a"], "text": 5}
+    reasons = [row["reason"] for row in extract(tmp_path / "run", jsonl(tmp_path / "log.jsonl", record))["rejected"]]
+    assert reasons[0] == "content of unknown shape"
+
+
 def test_of_replies_of_several_agents_the_next_prompt_of_librechat_has_the_first(tmp_path):
     (record,) = exports.librechat_flat()
     agents = {"openAI__gpt-4o": "Noon.", "openAI__gpt-4o-mini____1": "Midnight."}

@@ -326,6 +326,15 @@ def test_nothing_but_ratings_cannot_be_read(tmp_path: Path) -> None:
         run(tmp_path / "run", write(tmp_path / "log.json", feedback("a1", {"rating": 1}, None)))
 
 
+def test_the_summary_of_thinking_that_the_responses_api_sends_is_thinking(tmp_path: Path) -> None:
+    output = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "thinking about it"}], "content": []},
+              {"type": "message", "content": [{"type": "output_text", "text": "Thun."}]}]  # fmt: skip
+    nodes = message("u1", None, "Which lake?"), message("a1", "u1", "Thun.", output=output)
+    run(tmp_path / "run", write(tmp_path / "chats.json", chat(*nodes, current="a1")))
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert [session["messages"][-1][key] for key in ("reasoning", "content")] == ["thinking about it", "Thun."]
+
+
 def test_a_merged_reply_is_what_the_chat_went_on_from(tmp_path):
     """The reaction is to the merged text; no reply counts as rejected by it."""
     texts = {"b": "Apple.", "c": "Pear."}
