@@ -159,14 +159,13 @@ def find_reply_of_choices(record: JSON) -> list[JSON]:
 
 
 def find_reply_beside(record: JSON, items: list[Any]) -> tuple[str | None, list[JSON]]:
-    """Return (field, reply) of the reply logged beside its messages, as a list of at most one; no field of choices."""
+    """Return (field, reply) of the reply logged beside its messages, as a list of at most one; no field of choices.
+
+    Beside messages that do not end with a reply, it may also be a message in one of RESPONSES, or a text in `response`.
+    """
     replies = find_reply_of_choices(record)
-    field, reply = (None, None) if replies or value_at(items, (-1, "role")) == "assistant" else find_response(record)
-    return field, [reply] if reply else replies
-
-
-def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
-    """Return (field, reply) of a reply logged beside its prompt: a message, or a text under `response`."""
+    if replies or value_at(items, (-1, "role")) == "assistant":
+        return None, replies
     for field in RESPONSES:
         said = value_at(record, (field, "message"))
         said = said if isinstance(said, dict) else record.get(field)
@@ -175,8 +174,8 @@ def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
         if isinstance(said, dict) and said.get("role") == "assistant":
             names = ("finish_reason", "stop_reason", "done_reason")  # OpenAI, Anthropic, Ollama
             reasons = (value_at(record, (*path, name)) for path in ((field,), ()) for name in names)
-            return field, {"finish_reason": first_text(*reasons)} | said
-    return None, None
+            return field, [{"finish_reason": first_text(*reasons)} | said]
+    return None, []
 
 
 READER = line_reader("openai", recognises, read_record)

@@ -116,15 +116,15 @@ def _read_records(
         nodes += own
         by_id |= {node.id: node for node in own}
         times |= {node.id: time for node in own}
-    for record, message_id, fields in ((one, *item) for _, one in reversed(records) for item in one.ratings.items()):
-        note = by_id[message_id].last_note if message_id in by_id else None
-        rated, written = parse_time(record.time), times.get(message_id)
-        if note is None:
-            yield LeftOut(NOT_THERE)
-            continue
-        own = (note.decision or NO_DECISION)["rating"]
-        if len({own, fields.get("rating")} - {None}) < 2 or not (rated and written and rated < written):
-            note.add_decision(**fields)  # else a later record of the message has another rating
+    for _, record in reversed(records):
+        for message_id, fields in record.ratings.items():
+            note = by_id[message_id].last_note if message_id in by_id else None
+            if note is None:
+                yield LeftOut(NOT_THERE)
+                continue
+            own, rated, written = (note.decision or NO_DECISION)["rating"], parse_time(record.time), times[message_id]
+            if len({own, fields.get("rating")} - {None}) < 2 or not (rated and written and rated < written):
+                note.add_decision(**fields)  # else a later record of the message has another rating
     chats = [record for record in records if record[1].nodes or not record[1].ratings]
     for line, tree in chats[:1]:
         if any(node.messages for node in nodes):
