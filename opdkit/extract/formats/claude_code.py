@@ -28,6 +28,7 @@ _INTERRUPTED = "[Request interrupted by user]"
 # Such as what /model prints, and commands of the shell that a person runs (`!ls`); not skills.
 _OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>", "<bash-input>", "<bash-stdout>")
 _PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others: the client, or other sessions
+_BETWEEN = ("progress", "attachment")  # may stand between the pieces of one reply
 _LATE = ("api_error", "stop_hook_summary", "turn_duration")  # may name an event before the last one as their parent
 _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 
@@ -172,7 +173,8 @@ def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[
 def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | None], set[int]]:
     """Return (position of every event's parent, positions of the events before which a line is missing).
 
-    A missing parent was an unreadable line, or was never written: the previous event takes its place.
+    A missing parent was an unreadable line, or was never written: the previous event takes its place. An event below
+    progress or an attachment gets the parent of these, unless they are the root.
     """
     by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
     last: dict[bool, int] = {}  # by is-sidechain: position of the last event of the tree
@@ -192,6 +194,10 @@ def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | 
         elif parent is None and event.parent is not None and is_missing:
             parent = last.get(event.side)
             breaks.add(i)
+        if parent is not None and parent < i and events[parent].kind in _BETWEEN and parents[parent] is not None:
+            if parent in breaks:
+                breaks.add(i)
+            parent = parents[parent]
         parents.append(parent if parent != i else None)
         if event.id is not None:
             last[event.side] = i
@@ -230,9 +236,9 @@ def _find_active(events: Sequence[_Event], members: Sequence[int], parents: Sequ
     calls: set[str] = set()
     for member in members:
         event = events[member]
-        if member not in active:
-            is_result = event.results and parents[member] in active and event.results <= calls - answered
-            if is_result or event.reply in replies:
+        if member not in active and parents[member] in active:
+            same_reply = event.reply is not None and event.reply in replies
+            if same_reply or (event.results and event.results <= calls - answered):
                 active.add(member)
         if member in active:
             answered |= event.results

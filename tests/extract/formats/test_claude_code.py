@@ -231,6 +231,10 @@ def test_what_cannot_be_read_is_set_aside_and_marks_the_turns_beside_it():
     ]  # fmt: skip
     assert [c for _, c in said(session)] == ["go", "1", "2", "thanks"]
     assert skips(session) == [GAP, GAP]
+    (session,), _ = read_all(user("a", None, "go"), piece("b", "a", "m1", text("1")), b"{damaged\n",
+                             event("progress", "p", "lost"), user("d", "p", "on"), piece("e", "d", "m2", text("2")),
+                             user("f", "e", "thanks"))  # fmt: skip
+    assert skips(session) == [GAP, GAP]
 
 
 def test_a_circle_of_parents_ends():
