@@ -70,16 +70,23 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
 
 def read_judge_options(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} if no model did, or if it cannot be asked now."""
-    options = _read_options(run)
+    options = _read_options(run, has_model=True)
     model, url = options.get("judge_model"), options.get("judge_url")
     # The judge of a batch can be asked now only if it has a URL. A rollout's options have no `judge`.
     is_absent = options.get("judge") == "rules" or (options.get("judge") == "batch" and not url)
     return {"judge_model": model, "judge_url": url} if model and not is_absent else {}
 
 
-def _read_options(run: Path) -> JSON:
-    """Return the options of the command that judged a run; {} if none did."""
-    return manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+def _read_options(run: Path, has_model: bool = False) -> JSON:
+    """Return the options of the command that judged a run or, for a rollout, its source; {} if none did.
+
+    `has_model`: those of a rollout count if they name a model.
+    """
+    options: JSON = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+    source = options.get("from_run")
+    if source and has_stage(Path(source), "judge") and not (has_model and options.get("judge_model")):
+        return _read_options(Path(source), has_model)
+    return options
 
 
 def try_criterion_judge(config: EvalConfig | RolloutConfig | TeacherConfig) -> None:
