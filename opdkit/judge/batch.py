@@ -52,7 +52,7 @@ class Batch(Endpoint):
         super().__init__(config, folder)
         self.where = "the batch"
         self.next, self.is_waiting = "", False
-        self.names: Counter[str] = Counter()  # models that answer, by number of lines
+        self.names: Counter[str] = Counter()  # models that answer requests of this run, by number of lines
         self.counts: Counter[str] = Counter()  # lines, by category
         self.failures: Counter[str] = Counter()  # failed requests, by kind of error
         self.examples: dict[str, list[str]] = defaultdict(list)  # the first of each category and kind
@@ -125,9 +125,6 @@ class Batch(Endpoint):
                 part = int(head) if re.fullmatch(r"\d{1,9}", head, re.ASCII) else stage.parts
                 if part in wanted:
                     places[part].extend((number, start))
-                    body = (record["response"] or {}).get("body")
-                    name = body.get("model") if isinstance(body, dict) else None
-                    self.names.update([name] if isinstance(name, str) and name else [])
                 elif part < stage.parts:
                     self.counts["done" if part in done else "of other shards"] += 1
                 else:
@@ -139,15 +136,21 @@ class Batch(Endpoint):
         self, files: Sequence[BinaryIO], places: "array[int]", requests: Mapping[str, VoteRequest], kept: KeptAnswers
     ) -> None:
         """Read the lines at `places` and add the first answer to each of `requests` to `kept`."""
-        new, failed = set[str](), dict[str, FailedAttemptError]()
+        new, failed, records = set[str](), dict[str, FailedAttemptError](), list[JSON]()
         for number, offset in zip(places[::2], places[1::2], strict=True):
             files[number].seek(offset)
             record = read_record(files[number].readline())
-            custom_id = record["custom_id"]
-            if (request := requests.get(custom_id)) is None:
+            if record["custom_id"] not in requests:
                 self.counts["unasked"] += 1
-                self._show("unasked", custom_id)
+                self._show("unasked", record["custom_id"])
                 continue
+            records.append(record)
+            body = (record["response"] or {}).get("body")
+            name = body.get("model") if isinstance(body, dict) else None
+            self.names.update([name] if isinstance(name, str) and name else [])
+        for record in records:
+            custom_id = record["custom_id"]
+            request = requests[custom_id]
             try:
                 answer = self._read_answer(record, request.question.name)
             except FailedAttemptError as failure:

@@ -355,6 +355,16 @@ def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, 
     assert len(read(tmp_path / "again.jsonl")) == 3, "a later file does not change who judges"
 
 
+def test_answers_to_another_run_do_not_decide_which_model_judges(extracted: Path, tmp_path: Path) -> None:
+    judge(extracted, tmp_path / "older.jsonl", temperature=1.0, votes=9)
+    older = [answer(line, said(line["body"], "older")) for line in read(tmp_path / "older.jsonl")]
+    judge(extracted, tmp_path / "out.jsonl", overwrite=True)
+    dated = [answer(line, said(line["body"], f"{MODEL}-2026-01-01")) for line in read(tmp_path / "out.jsonl")]
+    assert len(older) > len(dated)
+    files = [write(tmp_path / "a.jsonl", older), write(tmp_path / "b.jsonl", dated)]
+    assert judge(extracted, None, *files).parts_done == 12
+
+
 def test_answers_stay_valid_where_what_is_sent_stays_the_same(extracted: Path, tmp_path: Path) -> None:
     """Another --hint-select, or fewer votes, needs no new answers; another temperature or seed does."""
     judge(extracted, tmp_path / "out.jsonl")
