@@ -13,7 +13,9 @@ from opdkit.chat.messages import read_call
 _CLOSING = re.compile(r"</(?:\w+:)?think>|\[/THINK\]|<\|(?:END_THINKING|START_RESPONSE|START_TEXT)\|>|"
                       r"<\|channel\|>final<\|message\|>|<channel\|>|"
                       r"<\|end\|><\|start\|>assistant(?= to=|<\|channel\|>commentary)")  # fmt: skip
-_OPENING = re.compile(r"<(?:\w+:)?think>|\[THINK\]|<\|START_THINKING\|>|<\|channel\|>(?!commentary| ?json)|<\|channel>")
+_TAG, _TOKEN = r"<(?:\w+:)?think>|\[THINK\]", r"<\|START_THINKING\|>|<\|channel\|>(?!commentary| ?json)|<\|channel>"
+_OPENING = re.compile(f"{_TAG}|{_TOKEN}")
+_FIRST_OPENING = re.compile(rf"\A\s*+(?:{_TAG})|{_TOKEN}")
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
 
@@ -95,4 +97,6 @@ def visible(reply: str, thinking: bool) -> str:
     `thinking`: the prompt itself opened the thinking block.
     """
     body, is_open = final_answer(reply, thinking)
+    if not thinking and body == reply:  # a tag behind text of an answer is a mention
+        is_open = _FIRST_OPENING.search(reply) is not None
     return "" if is_open else body.strip()

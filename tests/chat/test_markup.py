@@ -85,6 +85,8 @@ def test_the_answer_is_what_follows_the_last_closing_tag(text, opened, answer):
     ("[THINK]no[/THINK]yes", False, "yes"), ("[THINK]never ends", False, ""),
     ("<|START_THINKING|>no<|END_THINKING|><|START_TEXT|>yes", False, "yes"), ("no<|END_THINKING|>yes", True, "yes"),
     ("<|START_THINKING|>never ends", False, ""), ("<|START_RESPONSE|>yes", False, "yes"),
+    ("Use the <think> tag before it.", False, "Use the <think> tag before it."), ("so [THINK]", False, "so [THINK]"),
+    ("\n<think>never ends", False, ""), ("so <think>", True, ""), ("so <|channel>", False, ""),
 ])  # fmt: skip
 def test_what_is_judged_is_what_the_reader_sees(reply, thinking, seen) -> None:
     """The judge sees only what follows the thinking, since a draft inside the thinking is not the reply."""
