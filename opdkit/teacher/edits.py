@@ -7,7 +7,6 @@ the edit in its prompt, are also corrected at these tokens.
 
 import math
 from dataclasses import replace
-from itertools import compress
 
 import torch
 
@@ -46,18 +45,15 @@ def apply_edit(scores: ReplyScores, example: Example) -> ReplyScores:
     """Return the scores of a reply, with the teacher's log-probs corrected by the edit, if there is one.
 
     By Bayes' rule, the odds of each token of the edit are multiplied by ODDS. Those of the first token at which the
-    logged reply departs from the edit are divided by ODDS. Other positions do not change. Masked tokens are not
-    compared: templates make them up, and logged ids lack them. A corrected token that is not in the support takes its
-    last place.
+    logged reply departs from the edit are divided by ODDS. Other positions do not change. A corrected token that is not
+    in the support takes its last place.
     """
     if scores.teacher is None or example.edited is None:
         return scores
     ids_R = torch.tensor(example.reply.ids)
-    logged = compress(enumerate(example.reply.ids), example.reply.mask)
-    edited = compress(example.edited.ids, example.edited.mask)
-    wrong = next((n for (n, own), other in zip(logged, edited, strict=False) if own != other), len(ids_R))
     gain_R = torch.full((len(ids_R),), math.log(ODDS) if example.written == EDIT else 0.0)  # of the token's log-odds
-    gain_R[wrong : wrong + 1] = -math.log(ODDS)
+    if example.wrong is not None:
+        gain_R[example.wrong] = -math.log(ODDS)
     loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that the probabilities add up to 1
     support = scores.support
     if support is not None and support.teacher is not None:

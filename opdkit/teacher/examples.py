@@ -1,5 +1,6 @@
 """Judged turns, and examples: the prompts and the reply of one turn as token ids, for the student and its teachers."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +56,7 @@ class Example:
     """Turn that is ready to be scored. `hints` are the candidate hints, one for each of `readings.hinted`.
 
     `written` is the column of `targets`: None for the logged reply. If the hint is a person's edit of that reply,
-    `edited` are the tokens of the edited reply.
+    `edited` are the tokens of the edited reply, and `wrong` is the index of the first token that departs from it.
     """
 
     verdict: Row
@@ -66,6 +67,7 @@ class Example:
     readings: ReplyReadings
     written: int | None = None
     edited: ReplyTokens | None = None
+    wrong: int | None = None
 
 
 class TaughtSession(NamedTuple):
@@ -117,8 +119,9 @@ def make_example(
     models = len(teacher.chats)
     by_hint = tuple(tuple(rest[i : i + models]) for i in range(len(unhinted), len(rest), models))
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
-    edited = encode_edit(scorer.student.chat, session, turn, reply) if verdict["hint_status"] == EDITED else None
-    return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
+    is_edited = verdict["hint_status"] == EDITED
+    edited, wrong = encode_edit(scorer.student.chat, session, turn, reply) if is_edited else (None, None)
+    return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited, wrong=wrong)
 
 
 def make_written_example(
@@ -135,6 +138,7 @@ def make_written_example(
         hints=[logged.hints[chosen]],
         readings=ReplyReadings(student, (tuple(hinted),)),
         written=written,
+        wrong=None,
     )
 
 
@@ -189,24 +193,46 @@ def encode_reply(chat: Chat, session: Row, turn: Row, counters: Counters) -> tup
     return reply, None if reason else logprobs
 
 
-def encode_edit(chat: Chat, session: Row, turn: Row, reply: ReplyTokens) -> ReplyTokens | None:
-    """Return the edit of `reply` as tokens; None if the model thought before it, or if the template cannot render it.
+def encode_edit(chat: Chat, session: Row, turn: Row, reply: ReplyTokens) -> tuple[ReplyTokens | None, int | None]:
+    """Return the edit of `reply` as tokens, and the index of the first token of `reply` that departs from it.
 
-    An empty think block that the model wrote stays. Thinking led to the reply that the model wrote, and the edit does
-    not follow from it. None for a rollout, too: the edit in its hint belongs to an older reply.
+    The edit is None if the model thought before it, or if the template cannot render it. An empty think block that the
+    model wrote stays. Thinking led to the reply that the model wrote, and the edit does not follow from it. None for a
+    rollout, too: the edit in its hint belongs to an older reply.
     """
     *before, message = session["messages"][: turn["message_index"] + 1]
     thinking = message["reasoning"] or split_thinking(message["content"] or "")[0]
     if thinking or turn["decision"] is None:
-        return None
+        return None, None
     empty = EMPTY_THINKING.match(chat.text(list(compress(reply.ids, reply.mask))))
     text = turn["decision"]["edited"]
     if empty and not EMPTY_THINKING.match(text):
         text = empty[0] + text
     try:
-        return chat.reply([*before, message | {"content": text}], len(before), session["tools"])
+        edited = chat.reply([*before, message | {"content": text}], len(before), session["tools"])
+        return edited, find_wrong_token(chat, reply, edited, reply.ids == turn["response_token_ids"])
     except ChatError:
-        return None
+        return None, None
+
+
+def find_wrong_token(chat: Chat, reply: ReplyTokens, edited: ReplyTokens, are_logged: bool) -> int | None:
+    """Return the index of the first token of a reply that departs from its edit; None if there is none.
+
+    Logged tokens (`are_logged`) may be "Hel" and "lo" where the tokenizer writes "Hello", or begin with white space
+    that the log lacks. Then the texts are compared, else the tokens. Masked tokens are not compared: templates make
+    them up, and logged ids lack them. Raises ChatError.
+    """
+    places = list(compress(range(len(reply.ids)), reply.mask))
+    ids, others = [reply.ids[n] for n in places], list(compress(edited.ids, edited.mask))
+    wanted = (whole := chat.text(others)).lstrip()
+    if not are_logged or chat.reply_ids(whole.removesuffix(wanted) + chat.text(ids).lstrip()) == ids:
+        return next((n for n, own, other in zip(places, ids, others, strict=False) if own != other), None)
+
+    def departs(count: int) -> bool:
+        return not wanted.startswith(chat.text(ids[:count]).lstrip().rstrip("\ufffd"))  # the start of a character
+
+    wrong = bisect_left(range(1, len(ids) + 1), True, key=departs)
+    return places[wrong] if wrong < len(ids) else None
 
 
 def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:

@@ -45,22 +45,21 @@ def rows_of(run: Path) -> dict[tuple, dict]:
 def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
     """By Bayes' rule, 1/2 becomes 20/21 for a token of the edit, and 1/21 for the first token that the edit lacks."""
 
-    def told(ids: list[int], edited: list[int], written: int | None) -> ReplyScores:
+    def told(ids: list[int], edited: list[int], written: int | None, wrong: int | None = None) -> ReplyScores:
         support = SupportLogprobs(
             torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]] * len(ids)).log()
         )
         scores = ReplyScores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
         reply = ReplyTokens(ids, [True] * len(ids))
         readings = ReplyReadings(PromptResponse([1], ids))
-        example = Example(
-            {}, FittedPrompt([1], 0), reply, None, ["x"], readings, written, ReplyTokens(edited, [True] * len(edited))
-        )
+        edit = ReplyTokens(edited, [True] * len(edited))
+        example = Example({}, FittedPrompt([1], 0), reply, None, ["x"], readings, written, edit, wrong)
         return apply_edit(scores, example)
 
     edit = told([7, 8], [7, 8], EDIT)
     assert edit.teacher.exp().tolist() == pytest.approx([20 / 21] * 2)
     assert edit.support.teacher.exp()[0].tolist() == pytest.approx([20 / 21, 0.25 / 10.5])
-    logged = told([7, 7, 8], [7, 8, 8], None)
+    logged = told([7, 7, 8], [7, 8, 8], None, 1)
     assert logged.teacher.exp().tolist() == pytest.approx([0.5, 1 / 21, 0.5]), "later tokens follow another beginning"
     assert logged.support.teacher.exp().tolist() == [pytest.approx(p) for p in (
         [0.5, 0.25], [1 / 21, 0.25 * 40 / 21], [0.5, 0.25])]  # fmt: skip
@@ -112,13 +111,35 @@ def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_token
     Nor does it if the model wrote the empty block itself.
     """
     logged, edited = (tiny_tokenizer.encode(block + text) for text in (LOGGED, EDITED))
+    wrong = next(n for n, pair in enumerate(zip(logged, edited, strict=False)) if len({*pair}) == 2)
+    assert find_blamed(tmp_path, config, [*logged, tiny_tokenizer.eos_token_id]) == [wrong]
+
+
+@pytest.mark.parametrize("before", ["", "\n", "\n\n"])
+@pytest.mark.parametrize(
+    ("edit", "kept"), [(EDITED, 9), ("Take the tram at noon.", 12), (f"{LOGGED} Or stay.", len(LOGGED))]
+)
+def test_no_token_is_blamed_that_the_edit_keeps(tmp_path, config, tiny_tokenizer, before, edit, kept) -> None:
+    """The policy sampled words in other pieces than the tokenizer writes, and white space that the log lacks."""
+    pieces = [i for character in before + LOGGED for i in tiny_tokenizer.encode(character)]
+    assert find_blamed(tmp_path, config, [*pieces, tiny_tokenizer.eos_token_id], edit) == [len(before) + kept]
+
+
+def test_white_space_that_the_log_lacks_is_not_blamed(tmp_path, config, tiny_tokenizer) -> None:
+    ids = [*tiny_tokenizer.encode("\n"), *tiny_tokenizer.encode(LOGGED), tiny_tokenizer.eos_token_id]
+    (blamed,) = find_blamed(tmp_path, config, ids)
+    assert EDITED.startswith(tiny_tokenizer.decode(ids[:blamed]).strip())
+    assert not EDITED.startswith(tiny_tokenizer.decode(ids[: blamed + 1]).strip())
+
+
+def find_blamed(path: Path, config, ids: list[int], edit: str = EDITED) -> list[int]:
+    """Return the logged tokens whose log-probs under the teacher are other ones because of the edit."""
     teachers = {}
     for status in ("edited", "ok"):
-        run = edited_run(tmp_path / status, status=status, ids=[*logged, tiny_tokenizer.eos_token_id])
+        run = edited_run(path / status, edit, status, ids)
         teacher.run(config(run))
         teachers[status] = rows_of(run)["s:1", None]["teacher_logprobs"]
-    moved = np.flatnonzero(~np.isclose(*teachers.values(), atol=1e-4))
-    assert moved.tolist() == [next(n for n, pair in enumerate(zip(logged, edited, strict=False)) if len({*pair}) == 2)]
+    return np.flatnonzero(~np.isclose(*teachers.values(), atol=1e-4)).tolist()
 
 
 def test_without_sampling_edits_are_trained_on_all_the_same(tmp_path, config, tiny_model_dir, tiny_tokenizer) -> None:
