@@ -10,11 +10,11 @@ from opdkit.chat.messages import read_call
 
 # What closes and opens thinking: in most templates, in those of Seed-OSS and MiniMax-M3, of Mistral and Cohere, of
 # gpt-oss (where calls are no thinking), and of Gemma 4. Cohere's write a token before the answer, too.
-_CLOSING = re.compile(r"</(?:\w+:)?think>|\[/THINK\]|<\|(?:END_THINKING|START_RESPONSE|START_TEXT)\|>|"
+CLOSING = re.compile(r"</(?:\w+:)?think>|\[/THINK\]|<\|(?:END_THINKING|START_RESPONSE|START_TEXT)\|>|"
                       r"<\|channel\|>final<\|message\|>|<channel\|>|"
                       r"<\|end\|><\|start\|>assistant(?= to=|<\|channel\|>commentary)")  # fmt: skip
 _TAG, _TOKEN = r"<(?:\w+:)?think>|\[THINK\]", r"<\|START_THINKING\|>|<\|channel\|>(?!commentary| ?json)|<\|channel>"
-_OPENING = re.compile(f"{_TAG}|{_TOKEN}")
+OPENING = re.compile(f"{_TAG}|{_TOKEN}")
 _FIRST_OPENING = re.compile(rf"\A\s*+(?:{_TAG})|{_TOKEN}")
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
@@ -81,13 +81,13 @@ def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
 
     `opened`: the prompt itself opened the thinking block.
     """
-    *thoughts, answer = _CLOSING.split(text)
-    return answer, _OPENING.search(answer) is not None or (opened and not thoughts)
+    *thoughts, answer = CLOSING.split(text)
+    return answer, OPENING.search(answer) is not None or (opened and not thoughts)
 
 
 def opens_thinking(prompt: str) -> bool:
     """Return whether a prompt ends with an open thought, as generation prompts of reasoning models do."""
-    openings = list(_OPENING.finditer(prompt))
+    openings = list(OPENING.finditer(prompt))
     return bool(openings) and prompt[openings[-1].end() :].strip() in ("", "thought")  # the latter: Gemma 4
 
 

@@ -6,14 +6,17 @@ in a log can forge a section, a decision or a hint.
 
 import re
 
-from opdkit.chat.markup import split_thinking
+from opdkit.chat.markup import CLOSING, OPENING, split_thinking
 from opdkit.chat.openai_messages import Message
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import BOX, HINT_END, HINT_START
 from opdkit.judge.reply_in_context import ReplyInContext
 
 # Markers that the parser of the answers reads: a judge that repeats a log must not cast or change its vote thereby.
-_MARKERS = re.compile(rf"{BOX}|{HINT_START}|{HINT_END}|</?think>", re.IGNORECASE)
+# Before some words <|channel|> opens no thinking, but a long text may be cut between them.
+_MARKERS = re.compile(
+    rf"{BOX}|{HINT_START}|{HINT_END}|{CLOSING.pattern}|{OPENING.pattern}|<\|channel\|>", re.IGNORECASE
+)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
 # Beginning of a line that says who speaks; these lines are quoted like the text.
 _SPEAKER = re.compile(r"\(\s*(?=from\s+the\s)", re.IGNORECASE)
