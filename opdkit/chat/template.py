@@ -194,8 +194,8 @@ class Chat:
         if message.get("tool_calls"):
             call = message["tool_calls"][-1]
             logged = [call["arguments"], call["name"]]
-        last = next((field.strip() for field in logged if field and field.strip()), "")
-        last = self._encoder.as_data(last, sampled=True)
+        # Broken before it is stripped, like the text in the rendering: white space may stand beside half a token.
+        last = next((t for field in logged if field and (t := self._encoder.as_data(field, sampled=True).strip())), "")
         if last not in text:  # the prompt may have opened the thought
             last = last.removeprefix("<think>").lstrip()
         start = text.rfind(last) if last else 0

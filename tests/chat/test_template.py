@@ -151,6 +151,13 @@ def test_a_tool_call_that_was_cut_off_gets_no_closing_tag(qwen):
     assert qwen.text(reply.ids).endswith('<tool_call>\n{"name": "search')
 
 
+@pytest.mark.parametrize("text", ["if x < ", "\n> quote", "if x <", " <|im_end|> "])
+def test_a_cut_off_reply_may_end_or_begin_with_half_a_token_and_white_space(chatml, qwen, text):
+    messages = [message("user", "hi"), message("assistant", text)]
+    for chat in (chatml, qwen):
+        assert chat.text(chat.reply(messages, 1, finish_reason="length").ids).endswith(text.strip())
+
+
 def test_a_cut_off_reply_that_names_the_stop_token_ends_at_its_own_text(chatml):
     """The search for the reply's last words does not find them inside the template's stop token."""
     messages = [message("user", "hi"), message("assistant", "im_end")]
