@@ -131,17 +131,14 @@ class Chat:
         message = messages[index]
         rendered, closing = render_reply(self._template, messages[:index], message, tools)
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
-        masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
+        empty_thinking = EMPTY_THINKING.match(rendered)
         made_up = closing or (empty_thinking[0] if empty_thinking else "")
         is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
-        if made_up and reasoning:  # the template wrote this block in place of the thinking
-            masked = "" if is_closed else made_up
-        elif made_up:
-            is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
-            if is_open or (is_closed and thought):  # the thinking in the text belongs in the block
-                apart = message | {"content": answer, "reasoning": thought}
-                return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
-            masked = "" if is_closed else made_up
+        is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
+        if made_up and not reasoning and (is_open or (is_closed and thought)):
+            apart = message | {"content": answer, "reasoning": thought}  # the thinking in the text fills the block
+            return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
+        masked = "" if is_closed else made_up
         sampled = self._cut_sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = map(self._encoder.encode_continuation, (masked, sampled))
         return ReplyTokens(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
