@@ -186,16 +186,17 @@ class Endpoint(Server):
             except openai.APIStatusError as error:
                 text = error.response.text
                 refused = "seed" if re.search(r"\bseed\b", text) and "seed" in asked else "logprobs"
-                may_be_parameter = error.status_code in REFUSALS and not _TOO_LONG.search(text)
-                if may_be_parameter and OTHER_LIMIT in text and OTHER_LIMIT not in body:
+                if error.status_code not in REFUSALS or _TOO_LONG.search(text):
+                    return await self._read_error(client, error, request.question.name)
+                if OTHER_LIMIT in text and OTHER_LIMIT not in body:
                     self.limit_name = OTHER_LIMIT
-                elif may_be_parameter and NO_SYSTEM.search(text) and len(body["messages"]) > 1:
+                elif NO_SYSTEM.search(text) and len(body["messages"]) > 1:
                     self.takes_system = False
-                elif may_be_parameter and OTHER_LIMIT in body and "temperature" in body and "temperature" in text:
+                elif OTHER_LIMIT in body and "temperature" in body and "temperature" in text:
                     if self.takes_temperature:  # OpenAI's reasoning models take only their own
                         say(f"{self.where} takes no temperature of {self.config.temperature:g}: it uses its own")
                     self.takes_temperature = False
-                elif may_be_parameter and refused in asked:
+                elif refused in asked:
                     del asked[refused]
                 else:
                     return await self._read_error(client, error, request.question.name)
