@@ -21,6 +21,7 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.prompts import defuse
 from opdkit.judge.votes import Answer
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
@@ -112,7 +113,7 @@ def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, c
                 [[reply]] = sample(scorer.student.model, [request], temperature=1.0, max_new_tokens=8,
                                    stop_ids=chat.stop_ids, batch_tokens=999)  # fmt: skip
                 text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
-                expected.add(" ".join(visible(text, False).split()))
+                expected.add(" ".join(defuse(visible(text, False)).split()))
     assert {" ".join(reply_in(question).split()) for question in questions} == expected - {""}
 
 
