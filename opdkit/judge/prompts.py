@@ -14,9 +14,8 @@ from opdkit.judge.reply_in_context import ReplyInContext
 
 # Markers that the parser of the answers reads: a judge that repeats a log must not cast or change its vote thereby.
 # Before some words <|channel|> opens no thinking, but a long text may be cut between them.
-_MARKERS = re.compile(
-    rf"{BOX}|{HINT_START}|{HINT_END}|{CLOSING.pattern}|{OPENING.pattern}|<\|channel\|>", re.IGNORECASE
-)
+_PATTERNS = (BOX, HINT_START, HINT_END, CLOSING.pattern, OPENING.pattern, r"<\|channel\|>")
+_MARKERS = re.compile("|".join(_PATTERNS), re.IGNORECASE)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
 # Beginning of a line that says who speaks; these lines are quoted like the text.
 _SPEAKER = re.compile(r"\(\s*(?=from\s+the\s)", re.IGNORECASE)

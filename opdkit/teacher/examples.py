@@ -227,11 +227,9 @@ def find_wrong_token(chat: Chat, reply: ReplyTokens, edited: ReplyTokens, are_lo
     wanted = (whole := chat.text(others)).lstrip()
     if not are_logged or chat.reply_ids(whole.removesuffix(wanted) + chat.text(ids).lstrip()) == ids:
         return next((n for n, own, other in zip(places, ids, others, strict=False) if own != other), None)
-
-    def departs(count: int) -> bool:
-        return not wanted.startswith(chat.text(ids[:count]).lstrip().rstrip("\ufffd"))  # the start of a character
-
-    wrong = bisect_left(range(1, len(ids) + 1), True, key=departs)
+    # The beginning may end with half a character, which decodes to \ufffd.
+    wrong = bisect_left(range(len(ids)), True, key=lambda n: not wanted.startswith(
+        chat.text(ids[: n + 1]).lstrip().rstrip("\ufffd")))  # fmt: skip
     return places[wrong] if wrong < len(ids) else None
 
 
