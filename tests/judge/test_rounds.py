@@ -145,6 +145,7 @@ def test_an_unsure_majority_does_not_stop_the_votes(tmp_path: Path) -> None:
     missing = [count_missing_votes(question, votes, config(tmp_path, "http://x", weigh_votes=weigh), DEFAULTS["judge"])
                for weigh in (False, True)]  # fmt: skip
     assert missing == [0, 1]
+    assert count_missing([(1, 0.3)] * 3, "reward", 5, True) == 1
 
 
 def test_a_run_that_was_interrupted_asks_for_no_vote_twice(tmp_path: Path) -> None:

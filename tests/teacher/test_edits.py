@@ -66,6 +66,9 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
     other = told([9, 7], [9, 7], EDIT).support
     assert other.ids.tolist() == [[7, 9], [7, 8]], "the token of the edit takes the last place"
     assert other.teacher.exp()[0].tolist() == pytest.approx([0.5 / 10.5, 20 / 21])
+    lost = told([9, 7], [8, 7], None, 0).support
+    assert lost.ids[0].tolist() == [7, 9], "so does the token that the edit lacks"
+    assert lost.teacher.exp()[0, 1].item() == pytest.approx(1 / 21)
     assert told([7], [7, 8], None).teacher.exp().tolist() == pytest.approx([0.5]), "cut off before it went wrong"
 
 
@@ -95,9 +98,10 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
             factor * before / (1 - before + factor * before), rel=1e-4
         )
         assert (np.exp(np.array(row["support_teacher"], np.float32)).sum(-1) < 1.001).all()
-        for ids, own, logprobs, known in zip(row["support_ids"], row["response_ids"], row["support_teacher"],
-                                             row["teacher_logprobs"], strict=True):  # fmt: skip
-            if own in ids or row is edit:
+        for n, (ids, own, logprobs, known) in enumerate(zip(
+            row["support_ids"], row["response_ids"], row["support_teacher"], row["teacher_logprobs"], strict=True
+        )):  # fmt: skip
+            if own in ids or row is edit or n == wrong:
                 assert logprobs[list(ids).index(own)] == pytest.approx(known, abs=5e-3), "half precision"
     assert (logged["reward"], edit["reward"], edit["behavior_logprobs"]) == (-1, None, None)
     assert not [finding for finding in examine(run).findings if finding.table == "targets"]

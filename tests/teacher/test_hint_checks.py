@@ -1,5 +1,6 @@
 """Tests of opdkit/teacher/hint_checks.py: hints that do not change replies as they ask are dropped before scoring."""
 
+import itertools
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import save_tiny_model
 from http_server import Reply, completion, serving, unused_address
 from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, turn, verdict, write_run
 
@@ -92,6 +94,7 @@ def judge(monkeypatch):
         ([(True, True)] * 2 + [(False, True)] * 2, WORSE),
         ([(False, True), (False, False), (False, False)], WORSE),
         ([(None, True), (None, None), (True, None), (True, False)], NOT_JUDGED),
+        ([(None, True), (None, None), (True, False), (True, False)], HELPS),
         ([], NOT_JUDGED),
     ],
 )
@@ -99,10 +102,16 @@ def test_what_becomes_of_a_hint(pairs, status):
     assert decide_status(pairs) == status
 
 
-def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, config, judge, tiny_model_dir):
-    questions = judge(lambda question: NO)
-    teacher.run(config(run, **OPTIONS))
-    scorer = teacher.load_scorer(config(run, **OPTIONS))
+@pytest.mark.parametrize("has_own_teacher", [False, True])
+def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(
+    run, config, judge, tmp_path, tiny_model_dir, tiny_tokenizer, has_own_teacher
+):
+    """The student writes them, also if another model is the teacher."""
+    questions, options = judge(lambda question: NO), dict(OPTIONS)
+    if has_own_teacher:
+        options |= {"teacher": (str(save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)),)}
+    teacher.run(config(run, **options))
+    scorer = teacher.load_scorer(config(run, **options))
     chat, expected = scorer.student.chat, set()
     rows = checks(run)
     assert len(rows) == 6
@@ -115,6 +124,17 @@ def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, c
                 text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
                 expected.add(" ".join(defuse(visible(text, False)).split()))
     assert {" ".join(reply_in(question).split()) for question in questions} == expected - {""}
+
+
+def test_equal_replies_with_the_hint_and_without_have_one_vote(run, config, judge, monkeypatch):
+    """So errors of the judge do not seem to be an effect of the hint."""
+    monkeypatch.setattr(hint_checks, "_read_visible_text", lambda *_: "the same")
+    answers = itertools.cycle((YES, NO))
+    questions = judge(lambda question: next(answers))
+    teacher.run(config(run, **OPTIONS))
+    rows = checks(run)
+    assert len(questions) == 3 * len(rows) > 0
+    assert all(0 < row["with_hint"] == row["without_hint"] < 1 for row in rows)
 
 
 def test_a_turn_without_its_hint_is_a_turn_that_never_had_one(tmp_path, run, config, judge):

@@ -148,6 +148,16 @@ def test_clip_bounds_move_from_step_to_step(run, plain_model_dir, monkeypatch) -
     assert used == [(row["clip_low"], row["clip_high"]) for row in rows]
 
 
+def test_a_penalty_for_length_counts_before_rewards_are_normalised(tmp_path, plain_model_dir) -> None:
+    toys = [Toy("a", [Said(text, 1)], session=f"s{n}") for n, text in enumerate(("red", "red " * 30))]
+    run = write_run(tmp_path / "run", plain_model_dir, toys)
+    turns = load_targets(run)
+    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(plain_model_dir)), {}))
+    options = train_config(run, plain_model_dir, group_normalise="all", overlong_max=20, overlong_cache=4)
+    short, long = (turn.shaped_reward for turn in shape_rewards(turns, options, prompts))
+    assert short == -long > 0
+
+
 def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_model_dir) -> None:
     """Four sessions have the same prompt, and a fifth has its own."""
     toys = [Toy("a", [Said("red", r)], session=f"s{n}") for n, r in enumerate((1, -1, 1, 0))] + [
