@@ -105,7 +105,7 @@ def decide(
     metric = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     uncorrected = next((row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)), None)
     # Pooled, they show a loss that several small domains share. A row with all values of another would count twice.
-    if uncorrected in [row | {"domain": UNCORRECTED} for row in scores if row["domain"] in shares]:
+    if any(row | {"domain": UNCORRECTED} == uncorrected for row in scores if row["domain"] in shares):
         uncorrected = None
     is_compared = uncorrected is not None and uncorrected["chance"] is not None
     comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + is_compared + len(faults)
