@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import cast
 
 from opdkit.commands.run import check_plan
-from opdkit.commands.slurm.scripts import write_array_script, write_submit_script, write_train_script
+from opdkit.commands.slurm.scripts import count_processes, write_array_script, write_submit_script, write_train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.extract.stage import check_logs, choose_format
 from opdkit.model.folder import check_stages
@@ -51,6 +52,11 @@ def run(config: SlurmConfig) -> Launch:
     missing model, and if sbatch is missing or refuses.
     """
     stages = make_configurations(config)
+    if discarding := next((name for name, stage in stages.items() if stage.overwrite), None):
+        place = quote(stage_dir(stages[discarding].run, discarding))
+        raise ConfigError(f"{discarding}.overwrite: a task that is queued again must not discard what it has done; "
+                          f"leave it out, and remove {place} first")  # fmt: skip
+    check_processes(cast(TrainConfig, stages["train"]), count_processes(config))
     if stages["judge"].effective()["out"]:
         raise ConfigError("--judge batch with --out waits for answers, and no job does: judge first, then submit the "
                           "other stages")  # fmt: skip
@@ -80,6 +86,17 @@ def run(config: SlurmConfig) -> Launch:
             raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
         submitted = done.stdout  # one line per job
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
+
+
+def check_processes(train: TrainConfig, total: int) -> None:
+    """Raise ConfigError for options of the training that do not fit its `total` processes."""
+    if train.shard != "auto":
+        raise ConfigError(f"train.shard is {train.shard}: training is not cut into parts; leave it out")
+    if total == 1 and train.sharding != "none":
+        raise ConfigError(f"train.sharding {train.sharding} needs several processes, and here the training is one: "
+                          "pass --gpus train=N, or --processes N")  # fmt: skip
+    if total > 1 and train.device not in ("auto", "cpu"):
+        raise ConfigError(f"train.device is {train.device}: with several processes the launcher gives each its device")
 
 
 def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:

@@ -48,7 +48,7 @@ def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shar
 def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
     """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
     command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
-    total = (slurm.processes or count_gpus(slurm)) * slurm.nodes
+    total = count_processes(slurm)
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
     # `ask` sends USR1 to the training processes, not to the launcher, which would die of the signal.
@@ -153,6 +153,11 @@ def _write_wait(condition: str, job: str, most: int) -> list[str]:
         'exit "$status"',
         "",
     ]
+
+
+def count_processes(slurm: SlurmConfig) -> int:
+    """Return the number of processes of the training, on all its nodes."""
+    return (slurm.processes or count_gpus(slurm)) * slurm.nodes
 
 
 def count_gpus(slurm: SlurmConfig) -> int:

@@ -84,11 +84,37 @@ def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     ({"model": None}, "--model is missing"),
     ({"wording": Path("nowhere.toml")}, "--wording nowhere.toml"),
     ({"judge": "batch", "judge_model": "m", "set": ("judge.out=requests.jsonl",)}, "--judge batch with --out"),
+    ({"set": ("train.shard=0/4",)}, r"train\.shard"),
+    ({"set": ("train.sharding=fsdp",)}, r"train\.sharding .*--gpus train=N, or --processes"),
+    ({"set": ("train.device=cuda:0",), "gpus": ("train=2",)}, r"train\.device"),
 ])  # fmt: skip
 def test_what_a_task_would_find_out_too_late(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(OpdkitError, match=message):
         slurm.run(config(tmp_path / "r", **options))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [
+    {"set": ("train.sharding=fsdp",), "processes": 2},
+    {"set": ("train.sharding=fsdp",), "gpus": ("train=a100:2",)},
+    {"set": ("train.sharding=fsdp",), "nodes": 2},
+    {"set": ("train.device=cuda:0",), "gpus": ("2", "train=1")},
+    {"set": ("train.device=cpu",), "nodes": 2},
+])  # fmt: skip
+def test_options_that_fit_the_processes_of_the_training(tmp_path: Path, options: dict) -> None:
+    assert slurm.run(config(tmp_path / "r", **options)).tasks["train"] == 1
+
+
+@pytest.mark.parametrize("stage", ORDER)
+def test_no_stage_is_discarded_by_a_task_that_is_queued_again(tmp_path: Path, stage: str) -> None:
+    run, file = tmp_path / "r", tmp_path / "c.toml"
+    file.write_text(f"[{stage}]\noverwrite = true\n", encoding="utf-8")
+    for options in ({"set": (f"{stage}.overwrite=true",)}, {"config": file}):
+        with pytest.raises(ConfigError, match=rf"{stage}\.overwrite.*remove {run / stage} first"):
+            slurm.run(config(run, **options))
+    with pytest.raises(ConfigError, match=rf"remove {run}/b\.training/train first"):
+        slurm.run(config(run, set=("train.overwrite=true", "train.name=b")))
+    assert not run.exists()
 
 
 def test_no_sbatch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
