@@ -19,10 +19,11 @@ Place = tuple[Path, Path]  # working directory of a script, and folder of the `o
 def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: Place) -> str:
     """Return the script of a stage that works part by part: one array task per shard."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
-    words = command_line(stage, type(config), config.run, config.effective())
+    _, *words = command_line(stage, type(config), config.run, config.effective())
     at = words.index("--") if "--" in words else len(words)
     shard = ["--shard", f'"$SLURM_ARRAY_TASK_ID"/{slurm.shards}']
-    command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
+    options = [*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])]
+    command = " ".join([find_program("opdkit", place), *options])
     grace = max(slurm.notice - 30, slurm.notice // 2)  # seconds to finish the current part; the rest is to drop it
     return "\n".join([
         *_write_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
@@ -47,28 +48,32 @@ def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shar
 
 def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
     """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
-    command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
+    _, *words = command_line("train", type(config), config.run, config.effective())
+    command = " ".join(map(shlex.quote, words))
     total = count_processes(slurm)
-    launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
-              "--mixed_precision no --dynamo_backend no")  # fmt: skip
+    # All of these, because accelerate takes what is missing from the configuration file in the user's home.
+    launch = (f"{find_program('accelerate', place)} launch --multi_gpu --num_machines {slurm.nodes} --num_processes "
+              f"{total} --gpu_ids all --mixed_precision no --dynamo_backend no")  # fmt: skip
     # `ask` sends USR1 to the training processes, not to the launcher, which would die of the signal.
     checkpoints = shlex.quote(str(checkpoints_dir(config.run)))
     if total == 1:
         ask = """ask() { kill -USR1 "$task"; }"""
-        start = [f"(trap '' USR1; exec {command}) &"]
+        start = [f"(trap '' USR1; exec {find_program('opdkit', place)} {command}) &"]
     elif slurm.nodes == 1:
         ask = """ask() { pkill -USR1 -P "$task"; }  # torchrun's agent and its children do not share a process group"""
-        start = [f"(trap '' USR1; exec {launch} --main_process_port 0 \\", f"    -m {command}) &"]
+        start = [f"(trap '' USR1; exec {launch} --main_process_port 0 \\", f"    -m opdkit {command}) &"]
     else:
         ask = """ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""
+        each = (f"""trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$HEAD" """
+                """--main_process_port "$PORT" -m opdkit "$@\"""")  # fmt: skip
         start = [
-            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            # srun does not inherit this; without it, the processes of a node share all CPUs of the job there.
-            'srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\',
-            f"""    bash -c 'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" """
-            """--main_process_port "$@"' \\""",
-            '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',
-            f"    -m {command} &",
+            'export HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            "export PORT=$((20000 + SLURM_JOB_ID % 20000))",
+            # Without the first, the processes of a node share all CPUs of the job there; without the second, a job with
+            # --export=NONE passes on no HEAD and PORT.
+            'srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} --export=ALL \\',
+            f"    bash -c {shlex.quote(each)} \\",
+            f"    opdkit {command} &",
         ]
     return "\n".join([
         *_write_head(slurm, "train", "the training, on all its nodes", "%j",
@@ -165,6 +170,12 @@ def count_gpus(slurm: SlurmConfig) -> int:
     values = slurm.of_stage("gpus", "train")
     count = values[-1].rpartition(":")[2] if values else "1"
     return max(1, int(count)) if count.isdecimal() else 1
+
+
+def find_program(name: str, place: Place) -> str:
+    """Return the path of a program, quoted, since `setup` may put another one first; its name if it is elsewhere."""
+    path = place[1] / name
+    return shlex.quote(str(path) if path.exists() else name)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -1,11 +1,14 @@
 """Tests of the batch scripts as text: what they say, that they hold no key, and that a shell reads them as intended."""
 
+import os
 import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
 from opdkit.commands.slurm.scripts import (
     count_gpus,
@@ -74,11 +77,63 @@ def test_the_training_script(nodes: int) -> None:
     check_syntax(script)
     assert f"--nodes={nodes}" in directives(script)
     assert "--gres=gpu:h100:4" in directives(script)
-    assert f"accelerate launch --multi_gpu --num_machines {nodes} --num_processes {4 * nodes} " in script
+    assert f"accelerate launch --multi_gpu --num_machines {nodes} --num_processes {4 * nodes} --gpu_ids all " in script
     assert ("\nsrun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=" in script) == (nodes > 1)
     assert ("pkill -USR1 -P" in script) == (nodes == 1), "srun hands a signal on, the agent of torchrun does not"
     assert shlex.quote(HOSTILE) in script
     assert not any("uid" in line for line in directives(script))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a place whose programs print their name and arguments. Beside it is a module with others."""
+    for folder in ("it's own", "module"):
+        for program in ("accelerate", "opdkit"):
+            path = tmp_path / folder / program
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"""#!/bin/bash\nprintf '%s\\0' "{folder}/{program}" "$@"\n""", encoding="utf-8")
+            path.chmod(0o755)
+    return tmp_path, tmp_path / "it's own"
+
+
+def run_script(script: str, **environment: str) -> list[str]:
+    """Return what the program that a script starts prints."""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=os.environ | environment, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def test_the_programs_are_those_of_the_caller_whatever_a_setup_loads(place: tuple[Path, Path]) -> None:
+    setup = (f"PATH={place[0]}/module:$PATH",)
+    training = write_train_script(slurm(setup=setup), TrainConfig(run=Path("r"), model="m"), place)
+    assert run_script(training) == ["it's own/opdkit", "train", "r", "--model", "m"]
+    judging = JudgeConfig(run=Path("r"), judge="rules")
+    script = write_array_script(slurm(setup=setup), "judge", judging, [0], place)
+    assert run_script(script, SLURM_ARRAY_TASK_ID="0")[:3] == ["it's own/opdkit", "judge", "r"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_configuration_of_accelerate_for_one_gpu_changes_nothing(
+    nodes: int, place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    setup = (f"PATH={place[0]}/module:$PATH", "scontrol() { echo node7; }",
+             'srun() { while [[ $1 = -* ]]; do shift; done; "$@"; }')  # fmt: skip
+    config = TrainConfig(run=Path("r"), model=HOSTILE)
+    script = write_train_script(slurm(nodes=nodes, processes=2, setup=setup), config, place)
+    job = {"SLURM_JOB_ID": "50001", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NODEID": "1"}
+    program, _, *given = run_script(script, **job)
+    assert program == "it's own/accelerate"
+    file = place[0] / "default_config.yaml"
+    file.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\ngpu_ids: '0'\nmixed_precision: bf16\n"
+                    "num_machines: 1\nnum_processes: 1\nuse_cpu: false\n", encoding="utf-8")  # fmt: skip
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), *given])
+    _validate_launch_command(arguments)
+    assert "CUDA_VISIBLE_DEVICES" not in prepare_multi_gpu_env(arguments)
+    assert arguments.mixed_precision == "no"
+    assert (arguments.module, arguments.training_script) == (True, "opdkit")
+    assert arguments.training_script_args == ["train", "r", "--model", HOSTILE]
+    if nodes == 2:
+        assert (arguments.node_rank, arguments.rdzv_endpoint) == (1, "node7:30001")
 
 
 def test_a_training_of_one_process_needs_no_launcher() -> None:
