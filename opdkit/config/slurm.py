@@ -10,7 +10,7 @@ from opdkit.errors import ConfigError
 
 JOBS = Panel("Jobs")
 _VALUE = f"[STAGE=]VALUE; {REPEAT}"
-_WORD = re.compile(r"[\w.,:+/-]+", re.ASCII)
+_WORD = re.compile(r"[\w.,:@+/-]+", re.ASCII)
 _STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
 
 

@@ -212,6 +212,11 @@ def test_options_that_make_no_job(options: dict, message: str) -> None:
         slurm(**options)
 
 
+def test_an_account_for_one_kind_of_gpu() -> None:
+    script = judge_script(account=("abc@cpu", "judge=abc@a100"))
+    assert "--account=abc@a100" in directives(script)
+
+
 def test_options_from_the_file_that_the_stages_read(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[slurm]\nshards = 9\ntime = "1:00"\n[judge]\njudge = "rules"\nvotes = 7\n', encoding="utf-8")
