@@ -1,5 +1,6 @@
 """Findings about the student: whether it is complete, the memory it will take, the arguments of its chat template."""
 
+import json
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -71,7 +72,7 @@ def examine(name: str, device: str, dtype: str, lora_rank: int, load_in_4bit: bo
 def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load_in_4bit: bool) -> Iterator[Finding]:
     kind = read_config(folder)["model_type"]
     try:
-        headers = [read_header(file)[0] for file in sorted(folder.glob("*.safetensors"))]
+        headers = [read_header(file)[0] for file in _list_weights(folder)]
         shapes = [tensor["shape"] for header in headers for tensor in header.values()]
         quantized = count_quantized(str(folder)) if load_in_4bit else 0
     except (OpdkitError, OSError, ValueError, KeyError, TypeError) as error:
@@ -105,6 +106,18 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
             yield Finding("memory", NOTE, what, _ACTIVATIONS)
         else:
             yield Finding("memory", OK, what)
+
+
+def _list_weights(folder: Path) -> list[Path]:
+    """Return the files that transformers loads: Mistral's folders hold the weights again, as consolidated.safetensors.
+
+    Raises what reading the index of a model in several files raises.
+    """
+    if (whole := folder / "model.safetensors").exists():
+        return [whole]
+    if (index := folder / "model.safetensors.index.json").exists():
+        return sorted({folder / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    return sorted(folder.glob("*.safetensors"))
 
 
 def arguments(template: str) -> set[str]:

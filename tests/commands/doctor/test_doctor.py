@@ -21,7 +21,7 @@ import torch
 from chat_templates import QWEN
 from http_server import Reply, completion, serving
 from huggingface_hub.errors import RepositoryNotFoundError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from opdkit.cli import app
@@ -105,6 +105,24 @@ def test_sizes_are_those_of_the_weights_that_are_stored():
     (file,) = MODEL.glob("*.safetensors")
     header, _ = model.read_header(file)
     assert {n: tuple(t["shape"]) for n, t in header.items()} == {n: tuple(t.shape) for n, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_that_a_folder_holds_twice_are_counted_once(tmp_path, shards):
+    """As in Mistral's folders, which also hold the weights as consolidated.safetensors."""
+    folder = tmp_path / "m"
+    shutil.copytree(MODEL, folder)
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    if shards > 1:
+        tensors = list(load_file(folder / "model.safetensors").items())
+        (folder / "model.safetensors").unlink()
+        names = [f"model-0000{n + 1}-of-0000{shards}.safetensors" for n in range(shards)]
+        for n, name in enumerate(names):
+            save_file(dict(tensors[n::shards]), folder / name)
+        placed = {tensor: names[n % shards] for n, (tensor, _) in enumerate(tensors)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}), encoding="utf-8")
+    ours, theirs = (next(model.examine(str(place), "cpu", "auto", 0)).what for place in (folder, MODEL))
+    assert ours.removeprefix(str(folder)) == theirs.removeprefix(str(MODEL))
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{"])
