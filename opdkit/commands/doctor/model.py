@@ -1,6 +1,7 @@
 """Findings about the student: whether it is complete, the memory it will take, the arguments of its chat template."""
 
 import json
+import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -127,11 +128,12 @@ def arguments(template: str) -> set[str]:
     the default of an argument asks first whether it is defined.
     """
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    marks = r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}"  # of what the model wrote; only transformers knows them
     try:
-        tree = environment.parse(template)
+        tree = environment.parse(re.sub(marks, "", template))
         names = find_undeclared_variables(tree)
     except TemplateError:
-        return set()  # it has tags that only transformers knows
+        return set()  # it has tags or filters that Jinja does not know
     asked = {getattr(test.node, "name", "") for test in tree.find_all((nodes.Test, nodes.Filter)) if test.name in _ASKS}
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - asked
     return {name for name in names - own if name not in _GIVEN and not name.endswith("_token")}

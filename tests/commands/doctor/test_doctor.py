@@ -199,6 +199,7 @@ def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
 @pytest.mark.parametrize(
     ("template", "names"),
     [
+        ("{% generation %}" + QWEN + "{% endgeneration %}", {"enable_thinking"}),
         (QWEN, {"enable_thinking"}),  # sets `content` and `reasoning` in nested conditions
         ("{% if day is not defined %}{% if now %}{% set day = now() %}{% endif %}{% endif %}{{ day }}", {"day", "now"}),
         ("{% set thinking = thinking | default(true) %}{{ thinking }}", {"thinking"}),
