@@ -65,7 +65,7 @@ class Run:
     def __init__(self, path: "typed.Text") -> None:
         if path == "":
             raise ConfigError("RUN is an empty text; name a folder, existing or new")
-        self.path = Path(path)
+        self.path = Path(os.path.expanduser(path))  # noqa: PTH111  (Path.expanduser raises for an unknown user)
 
     def __fspath__(self) -> str:
         """Return the run directory, so that a Run can be passed as a path."""

@@ -120,6 +120,17 @@ def test_wrong_options_are_the_errors_of_the_command_line(options: dict, words: 
     assert not any(tmp_path.iterdir())
 
 
+def test_a_run_below_the_home_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Run("~/runs/a").path == Run(Path("~/runs/a")).path == tmp_path / "home" / "runs" / "a"
+    with pytest.raises(opdkit.ConfigError, match="RUN is '~nobody-here/a'"):
+        Run("~nobody-here/a").extract("logs")
+    with pytest.raises(opdkit.ConfigError, match="--from-run is '~/b'"):
+        Run("a").rollout(from_run="~/b", model="m")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_run_and_a_turn_have_a_name(scored: Run) -> None:
     with pytest.raises(opdkit.ConfigError, match="RUN is an empty text"):
         Run("")

@@ -105,6 +105,8 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["eval", "nowhere", "--from-log", "--trained", ""], 2, "'--trained': it is empty"),
         (["extract", "nowhere", "logs", "--filter="], 2, "'--filter': it is empty"),
         (["status", "\udcff"], 2, "not UTF-8"),
+        (["extract", "~/runs/a", __file__], 2, "RUN is '~/runs/a': write the folder's full name"),
+        (["rollout", "nowhere", "--model", "x", "--from-run=~a"], 2, "--from-run is '~a'"),
         (["status", "nowhere"], 1, "nowhere"),
         (["check", "nowhere"], 1, "nowhere"),
         (["show", "nowhere"], 1, "nowhere"),

@@ -247,9 +247,12 @@ def read_toml(path: Path, flag: str) -> JSON:
 
 
 def check_not_file(name: str, folder: Path) -> None:
-    """Raise ConfigError when `folder`, such as a run directory, or a parent is a file, or the name is not UTF-8."""
+    """Raise ConfigError if `folder`, such as a run directory, is in or is a file, is not UTF-8, or begins with ~."""
     if not str(folder).isascii() and any("\ud800" <= c <= "\udfff" for c in str(folder)):
         raise ConfigError(f"{name} is {str(folder)!r}, whose name is not UTF-8; name a folder whose name is")
+    if str(folder).startswith("~"):
+        raise ConfigError(f"{name} is {str(folder)!r}: write the folder's full name; the shell expands ~ only at the "
+                          "beginning of a word")  # fmt: skip
     there = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
         raise ConfigError(f"{name} is {str(folder)!r}, and {there} is a file; name a folder, existing or new")
