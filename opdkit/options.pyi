@@ -69,7 +69,7 @@ class JudgeOptions(TypedDict, total=False):
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
     api_key_env: Text | None
-    """environment variable that holds the server's key"""
+    """environment variable that holds the server's key; empty: no key is sent"""
     judge_first: Text | None
     """a smaller model that is asked first; the judge is asked only if the first one's votes differ, fail or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
     judge_first_url: Text | None
@@ -148,7 +148,7 @@ class TeacherOptions(TypedDict, total=False):
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
-    """environment variable that holds the server's key"""
+    """environment variable that holds the server's key; empty: no key is sent"""
     concurrency: int | None
     """parallel requests to a server"""
     model: Text | None
@@ -362,7 +362,7 @@ class EvalOptions(TypedDict, total=False):
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
-    """environment variable that holds the server's key"""
+    """environment variable that holds the server's key; empty: no key is sent"""
     concurrency: int | None
     """parallel requests to a server"""
     prompts: Text | None
@@ -417,7 +417,7 @@ class RolloutOptions(TypedDict, total=False):
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
-    """environment variable that holds the server's key"""
+    """environment variable that holds the server's key; empty: no key is sent"""
     concurrency: int | None
     """parallel requests to a server"""
     from_run: Text | None
@@ -571,7 +571,7 @@ class ForecastOptions(TypedDict, total=False):
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
     api_key_env: Text | None
-    """environment variable that holds the server's key"""
+    """environment variable that holds the server's key; empty: no key is sent"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
     max_new_tokens: int | None

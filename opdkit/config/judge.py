@@ -151,7 +151,8 @@ class JudgeConfig(WordedOptions):
         if self.judge_first is None:
             return None
         return replace(self, judge="endpoint" if self.judge_first_url else "local", judge_model=self.judge_first,
-                       judge_url=self.judge_first_url, api_key_env=self.judge_first_key_env or self.api_key_env,
+                       judge_url=self.judge_first_url,
+                       api_key_env=self.api_key_env if self.judge_first_key_env is None else self.judge_first_key_env,
                        price=self.judge_first_price, all_votes=True, judge_first=None, judge_first_url=None,
                        judge_first_key_env=None, judge_first_price=None)  # fmt: skip
 

@@ -49,9 +49,10 @@ def check_servers(urls: tuple[str, ...], flag: str) -> None:
 def check_key_env(name: str, flag: str) -> None:
     """Raise ConfigError, without showing the text, for a key in place of the name of the variable that holds it.
 
-    Errors and manifests show the name. A key that looks like one (gsk_...) is long, with digits and small letters.
+    Errors and manifests show the name. A key that looks like one (gsk_...) is long, with digits and small letters. An
+    empty name stands for no key.
     """
-    is_name = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
+    is_name = re.fullmatch(r"([A-Za-z_]\w*)?", name, re.ASCII) is not None
     if not is_name or (name not in os.environ and re.fullmatch(r"(?=.*\d)(?=.*[a-z]).{24,}", name)):
         raise ConfigError(f"{flag} takes the name of an environment variable, such as OPENAI_API_KEY, and not the key: "
                           "put the key into a variable, and pass its name")  # fmt: skip
@@ -89,7 +90,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge_model": (None, "the judge: a path, or its name on the server", {}),
     "judge_url": (None, "address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1",
                   {"check": check_server}),
-    "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key",
+    "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key; empty: no key is sent",
                     {"plan": False, "expert": True, "check": check_key_env}),
     "concurrency": (16, "parallel requests to a server", {"unit": "requests", "low": 1, "plan": False}),
     "device": ("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU", {}),

@@ -16,7 +16,9 @@ import openai
 import pytest
 from http_server import Reply, completion, recorded_pauses, serving, unused_address
 from runs import talk, write_extract
+from typer.testing import CliRunner
 
+from opdkit.cli import app
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.endpoint import Endpoint
@@ -306,6 +308,23 @@ def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
             ask(server.url, api_key_env="JUDGE_KEY")
     assert KEY not in str(caught.value)
     assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_no_key_is_sent_where_the_variable_is_empty(tmp_path, monkeypatch) -> None:
+    """As to a server of one's own, in a shell that has a key of OpenAI."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with serving(by_question) as server:
+        flags = ["--judge", "endpoint", "--judge-model", "m", "--judge-url", server.url, "--api-key-env", ""]
+        done = CliRunner().invoke(app, ["judge", str(path), *flags])
+    assert done.exit_code == 0, done.stderr
+    assert server.headers
+    assert not any("Authorization" in headers for headers in server.headers)
+    with serving(lambda body, number: Reply(401, {})) as server, pytest.raises(OpdkitError, match="--api-key-env"):
+        ask(server.url, api_key_env="")
+    first = config(path, server.url, judge_first="m", judge_first_url=server.url, judge_first_key_env="").first
+    assert first is not None
+    assert first.api_key_env == ""
 
 
 def test_a_vote_that_echoes_the_key_is_kept_without_it(monkeypatch) -> None:

@@ -64,7 +64,7 @@ def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key
 
     text = (answer.text.replace(key, "[key]") if key else answer.text)[:200]  # some servers repeat the key
     if answer.status_code in (401, 403):
-        remedy = f"{api_key_env} is {'set, but not a key of this server' if key else 'not set'}"
+        remedy = f"{api_key_env or '--api-key-env'} is {'set, but not a key of this server' if key else 'not set'}"
         return Finding(_TOPIC, PROBLEM, f"{base} refuses (HTTP {answer.status_code}): {text!r}", remedy)
     if answer.status_code == 404:
         remedy = "the address usually ends in /v1" if not base.endswith("/v1") else "is the model's name right?"

@@ -137,7 +137,8 @@ class Server:
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
         if status == 401:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
-            return OpdkitError(f"{self.where} {given} the environment variable {self.api_key_env} (HTTP 401)")
+            variable = f"the environment variable {self.api_key_env}" if self.api_key_env else "an empty --api-key-env"
+            return OpdkitError(f"{self.where} {given} {variable} (HTTP 401)")
         if 300 <= status < 400:
             location = self._clean(str(response.next_request.url) if response.next_request else "elsewhere")
             return OpdkitError(f"{self.where} redirects to {location} (HTTP {status}): pass that as {self.flag}")

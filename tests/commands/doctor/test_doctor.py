@@ -258,6 +258,15 @@ def test_what_a_server_answers_is_told_apart(status, body, state, words, monkeyp
     assert words in f"{found[-1].what} {found[-1].remedy}"
 
 
+def test_a_server_that_wants_a_key_where_none_is_sent(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with serving(lambda *_: Reply(401, {})) as there:
+        found = list(examine(DoctorConfig(judge_url=there.url, judge_model="judge", api_key_env="")))
+    assert "--api-key-env" in problem(found).remedy
+    assert there.headers
+    assert not any("Authorization" in headers for headers in there.headers)
+
+
 def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
     with serving(lambda *_: completion("yes"), ["judge"]) as there:
         found = list(server.examine(there.url, "jugde", "KEY_OF_TEST", 5.0))
