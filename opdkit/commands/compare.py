@@ -54,8 +54,8 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
         if word not in words and not Path(word).is_dir():
             near = did_you_mean(word, list(words)) if words else train
             raise ConfigError(f"{word!r} is neither a training of {home} nor a run directory; {near}")
-    is_beside_runs = bool(config.others) and not words.keys() & set(config.others)
-    takes_part = is_beside_runs or (len(config.others) < 2 and has_stage(config.run, "train"))
+    has_only_folders = bool(config.others) and words.keys().isdisjoint(config.others)
+    takes_part = has_only_folders or (len(config.others) < 2 and has_stage(config.run, "train"))
     others = [words.get(word, Path(word)) for word in config.others] or list(names.values())
     chosen = name_runs(list(dict.fromkeys([config.run, *others] if takes_part else others)))
     if len(chosen) < 2:
