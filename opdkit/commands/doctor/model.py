@@ -110,10 +110,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
 
 
 def _list_weights(folder: Path) -> list[Path]:
-    """Return the files that transformers loads: Mistral's folders hold the weights again, as consolidated.safetensors.
-
-    Raises what reading the index of a model in several files raises.
-    """
+    """Return the files that transformers loads; Mistral's folders also have the weights in consolidated.safetensors."""
     if (whole := folder / "model.safetensors").exists():
         return [whole]
     if (index := folder / "model.safetensors.index.json").exists():
