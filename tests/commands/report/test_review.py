@@ -364,6 +364,35 @@ def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Open
         )
 
 
+def test_decisions_made_before_the_answer_to_a_group_s_keep_its_hint(tmp_path: Path, opened: Opening) -> None:
+    run = labelled_run(tmp_path / "run")
+    with serving(run) as server:
+        watched = opened(server.address)
+        members = turns_of(watched, 0)
+        rewarded, accepted, undone, own, older = members[:5]
+        watched.page.evaluate(f"save(list.byId.get('{older}'), {{hint: 'An older wording.'}})")
+        settled(watched)
+        watched.page.evaluate("""([rewarded, accepted, undone, own, older]) => {
+            const decide = (id, change) => save(list.byId.get(id), change);
+            decideGroup(0, {action: "set", hint: null});
+            decide(rewarded, {reward: 1});
+            decide(accepted, {});
+            decide(own, {hint: "A wording of its own."});
+            decide(own, {reward: 0});
+            decide(older, {reward: -1});
+            decide(undone, {reward: 1});
+            undo();
+        }""", members[:5])  # fmt: skip
+        settled(watched)
+        expected = {name: {"hint": None} for name in members}
+        expected[rewarded] |= {"reward": 1}
+        expected[own] = {"hint": "A wording of its own.", "reward": 0}
+        expected[older] |= {"reward": -1}
+        assert decided(run) == expected
+        shown = watched.page.evaluate("(ids) => ids.map((id) => list.decisions[id].hint)", members)
+        assert shown == [expected[name]["hint"] for name in members]
+
+
 def turns_of(watched: Watched, group: int) -> list[str]:
     found: list[str] = watched.page.evaluate("(number) => list.groups[number].map((turn) => turn.id)", group)
     return found

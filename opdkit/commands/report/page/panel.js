@@ -152,7 +152,7 @@ function save(turn, change) {
   if (note) decision.note = note;
   notes.delete(turn.id);
   if ("hint" in change) drafts.delete(turn.id);
-  put(turn.id, {...decision, ...change}, true);
+  put(turn.id, {...decision, ...change}, true, !("hint" in change) && (unsent.get(turn.id)?.keepsHint ?? true));
 }
 
 // Decides, and goes to the next turn if nothing is left to decide or to save on this one.
@@ -183,7 +183,7 @@ function undo() {
   if (contentOf(list.decisions[id]) !== contentOf(made))
     return problem("Nothing is undone: that turn was decided on again since.");
   const names = ["reward", "hint", "note", "chosen"].filter((name) => decision && name in decision);
-  put(id, decision && Object.fromEntries(names.map((name) => [name, decision[name]])), false);
+  put(id, decision && Object.fromEntries(names.map((name) => [name, decision[name]])), false, true);
   if (place >= 0 && whole.turn?.id !== id) choose(place);
 }
 

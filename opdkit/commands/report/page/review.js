@@ -82,11 +82,11 @@ const fetchView = async (id) => {
 
 // -- deciding ----------------------------------------------------------------------------------------------------------
 
-// Sets the decision on a turn, and sends it; null withdraws the decision.
-function put(id, decision, undoable) {
+// Sets the decision on a turn, and sends it; null withdraws the decision. `keepsHint`: it does not decide on the hint.
+function put(id, decision, undoable, keepsHint = false) {
   const last = list.decisions[id] ?? null;
   const action = decision === null ? "strike" : "set";
-  unsent.set(id, {body: {turn_id: id, action, ...decision}, seen: unsent.get(id)?.seen ?? seen});
+  unsent.set(id, {body: {turn_id: id, action, ...decision}, seen: unsent.get(id)?.seen ?? seen, keepsHint});
   conflicts.delete(id);
   showLocally(id, decision);
   if (undoable) before.push([id, last, list.decisions[id]]);
@@ -156,6 +156,7 @@ async function send() {
         if (unsent.get(key) === entry) unsent.delete(key);
         // Decisions made here since then have seen this one, and no other came between.
         for (const other of entry.turns ?? [key]) if (unsent.has(other)) unsent.get(other).seen = answer.last;
+        for (const other of entry.turns ?? []) if (unsent.get(other)?.keepsHint) takeHint(other, answer.reviews[other]);
         receive(answer, id);
       } catch (error) {
         if (error instanceof NotNow) {
@@ -176,6 +177,16 @@ async function send() {
   } finally {
     sending = false;
   }
+}
+
+// Puts the hint of a group's decision into the decision that waits on one of its turns.
+function takeHint(id, review) {
+  const waiting = unsent.get(id);
+  if (review === undefined) return; // the group's decision left this turn as it was
+  if (waiting.body.action === "strike") return unsent.delete(id); // it undid what the group's decision came before
+  delete waiting.body.hint;
+  if (review && "hint" in review) waiting.body.hint = review.hint;
+  showLocally(id, waiting.body);
 }
 
 // Takes over the server's decisions, also of other windows, except on turns whose decision still waits here.
