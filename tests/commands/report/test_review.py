@@ -369,10 +369,10 @@ def test_decisions_made_before_the_answer_to_a_group_s_keep_its_hint(tmp_path: P
     with serving(run) as server:
         watched = opened(server.address)
         members = turns_of(watched, 0)
-        rewarded, accepted, undone, own, older = members[:5]
+        rewarded, own, older = members[:3]
         watched.page.evaluate(f"save(list.byId.get('{older}'), {{hint: 'An older wording.'}})")
         settled(watched)
-        watched.page.evaluate("""([rewarded, accepted, undone, own, older]) => {
+        watched.page.evaluate("""([rewarded, own, older, accepted, undone]) => {
             const decide = (id, change) => save(list.byId.get(id), change);
             decideGroup(0, {action: "set", hint: null});
             decide(rewarded, {reward: 1});
@@ -432,6 +432,25 @@ def test_a_second_window_that_is_out_of_date_shows_both_decisions_and_overwrites
         assert all("409" in words for words in watched.wrong)
         watched.page.evaluate("conflicts.clear()")
         watched.close()
+
+
+def test_a_new_decision_takes_the_notice_of_the_refused_one_away(
+    run: Path, server: ReviewServer, browser: object
+) -> None:
+    watched = Watched(browser).open(server.address)
+    turn_id, group = begin(watched), turns_of(watched, 0)
+    reviews.append(run, [reviews.Review(name, hint_decided=True, hint="Theirs.") for name in {turn_id, *group}])
+    for old, new in (("save(whole.turn, {reward: -1})", "save(whole.turn, {reward: 1})"),
+                     ("decideGroup(0, {action: 'set', hint: null})", "decideGroup(0, {action: 'keep'})")):  # fmt: skip
+        watched.page.evaluate(f"seen = -1; {old}")
+        settled(watched)
+        assert watched.page.locator("#conflicts").is_visible()
+        watched.page.evaluate(new)
+        settled(watched)
+        assert not watched.page.locator("#conflicts").is_visible()
+    assert decided(run)[turn_id]["reward"] == 1
+    assert "Theirs." not in [decided(run)[name]["hint"] for name in group]
+    watched.close()
 
 
 def test_any_turn_is_fetched_whole_and_decisions_are_there_again(

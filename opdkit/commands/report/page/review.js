@@ -87,7 +87,7 @@ function put(id, decision, undoable, keepsHint = false) {
   const last = list.decisions[id] ?? null;
   const action = decision === null ? "strike" : "set";
   unsent.set(id, {body: {turn_id: id, action, ...decision}, seen: unsent.get(id)?.seen ?? seen, keepsHint});
-  conflicts.delete(id);
+  if (conflicts.delete(id)) showConflicts();
   showLocally(id, decision);
   if (undoable) before.push([id, last, list.decisions[id]]);
   send();
@@ -110,6 +110,7 @@ function showLocally(id, decision) {
 function decideGroup(number, decision) {
   const turns = list.groups[number].map((turn) => turn.id);
   unsent.set(`group ${number}`, {body: {group: wordingOf(number), ...decision}, seen, turns});
+  if (conflicts.delete(`group ${number}`)) showConflicts();
   before.length = 0; // no earlier decision can be undone: it is no longer the last of its turn
   drawGroups(data.summary.hints);
   send();
