@@ -87,6 +87,10 @@ def read_reviews_in_force(run: Path) -> Reviews:
     return ReviewLog(run).in_force()
 
 
+class InvalidDecisionError(OpdkitError):
+    """Error for a decision that is wrong in itself: it would be refused again."""
+
+
 class ConflictError(OpdkitError):
     """Error for turns that somebody else decided on after the reviewer looked. `newer`: those decisions."""
 
@@ -123,12 +127,12 @@ class ReviewLog:
 
         `seen` is the ordinal of the last decision that the reviewer knows, -1 for none; None: skip this check.
 
-        Raises ConflictError if a turn was decided otherwise after `seen`; OpdkitError for an invalid decision, or if
-        the disk is full or read-only. Then nothing is written.
+        Raises ConflictError if a turn was decided otherwise after `seen`, InvalidDecisionError, and OpdkitError if the
+        disk is full or read-only. Then nothing is written.
         """
         for review in decided:
             if problem := find_problem(review):
-                raise OpdkitError(f"turn {review.turn_id}: {problem}")
+                raise InvalidDecisionError(f"turn {review.turn_id}: {problem}")
         if not decided:
             return
         folder, by = self._path.parent, reviewer or whoami()
@@ -341,9 +345,9 @@ MAX_HINT, MAX_NOTE = 4000, 10_000  # characters that a person may type
 
 
 def check_typed_hint(review: Review, voted: str | None) -> None:
-    """Raise OpdkitError for a hint that is too long. The voted hint is never refused: it may hold a whole reply."""
-    if review.hint and len(review.hint) > MAX_HINT and review.hint.strip() != (voted or "").strip():
-        raise OpdkitError(f"hint must be text of at most {MAX_HINT:,} characters")
+    """Raise InvalidDecisionError for a hint that is too long. The voted hint, maybe a whole reply, is never refused."""
+    if isinstance(review.hint, str) and len(review.hint) > MAX_HINT and review.hint.strip() != (voted or "").strip():
+        raise InvalidDecisionError(f"hint must be text of at most {MAX_HINT:,} characters")
 
 
 def find_problem(review: Review) -> str | None:

@@ -11,7 +11,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.plans import has_stage
 from opdkit.store.reading import find_parts, part_path, read_arrow
-from opdkit.store.reviews import GROUP, Review, ReviewLog
+from opdkit.store.reviews import GROUP, InvalidDecisionError, Review, ReviewLog
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")
 _GROUP_FIELDS = ("group", "action", "hint", "seen")
@@ -45,22 +45,22 @@ class Api:
     def decide(self, document: object) -> JSON:
         """Add a decision on a turn, or on all turns of a group of hints. Return `decisions(seen)`.
 
-        `seen` is a field of the document, -1 by default. Raises OpdkitError, and writes nothing, if the document is not
-        a decision or a turn has no verdict; ConflictError if a turn was decided on after `seen`.
+        `seen` is a field of the document, -1 by default. Raises InvalidDecisionError, and writes nothing, if the
+        document is not a decision or a turn has no verdict; ConflictError if a turn was decided on after `seen`.
         """
         if not isinstance(document, dict):
-            raise OpdkitError("a decision is a JSON object")
+            raise InvalidDecisionError("a decision is a JSON object")
         fields = _GROUP_FIELDS if "group" in document else _FIELDS
         if unknown := sorted(document.keys() - set(fields)):
-            raise OpdkitError(f"unknown field {unknown[0]!r}; a decision has: {', '.join(fields)}")
+            raise InvalidDecisionError(f"unknown field {unknown[0]!r}; a decision has: {', '.join(fields)}")
         seen = document.get("seen", -1)
         if type(seen) is not int or seen > self.decisions()["last"]:
-            raise OpdkitError(f"seen is {seen!r}; no decision has that number: open the page again")
+            raise InvalidDecisionError(f"seen is {seen!r}; no decision has that number: open the page again")
         decided = self._parse_group(document) if "group" in document else [parse_decision(document)]
         voted = read_votes(self.run, [review.turn_id for review in decided])
         for n, review in enumerate(decided):
             if review.turn_id not in voted:
-                raise OpdkitError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
+                raise InvalidDecisionError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
             reward, hint = voted[review.turn_id]
             reviews.check_typed_hint(review, hint)
             decided[n] = replace(review, voted_reward=reward)
@@ -72,11 +72,11 @@ class Api:
         """Read {"group": wording, "action": "keep", "set" with a "hint", or "strike"} as decisions on all its turns.
 
         "keep" decides for the hints as the judge gave them, "set" for "hint" (null: no hint), and "strike" withdraws
-        the decisions on hints. Decisions on rewards stay. Raises OpdkitError for anything else.
+        the decisions on hints. Decisions on rewards stay. Raises InvalidDecisionError for anything else.
         """
         action, hint = document.get("action"), document.get("hint")
         if action not in ("keep", "set", "strike") or (action == "set") != ("hint" in document):
-            raise OpdkitError("action is not keep, strike, or set with a hint")
+            raise InvalidDecisionError("action is not keep, strike, or set with a hint")
         hint = hint.strip() if isinstance(hint, str) else hint
         with self._lock:
             in_force, decided = self._log.in_force(), list[Review]()
@@ -91,15 +91,15 @@ class Api:
 
 
 def parse_decision(document: JSON) -> Review:
-    """Read {"turn_id", "action", "reward"?, "hint"?, "note"?, "chosen"?}. Raises OpdkitError for anything else."""
+    """Read {"turn_id", "action", "reward"?, "hint"?, "note"?, "chosen"?}. Raises InvalidDecisionError otherwise."""
     if not isinstance(document.get("turn_id"), str):
-        raise OpdkitError("turn_id is missing")
+        raise InvalidDecisionError("turn_id is missing")
     texts = [document.get("hint"), None if document.get("note") == "" else document.get("note")]
     hint, note = (text.strip() if isinstance(text, str) else text for text in texts)
     review = Review(document["turn_id"], "reward" in document, document.get("reward"), "hint" in document, hint, note,
                     action=document.get("action", ""), chosen=document.get("chosen"))  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
-        raise OpdkitError(error)
+        raise InvalidDecisionError(error)
     return review
 
 

@@ -148,7 +148,8 @@ class Handler(BaseHTTPRequestHandler):
             newer = {review.turn_id: review.to_json() for review in error.newer}
             status, answer = HTTPStatus.CONFLICT, {"error": str(error), "newer": newer} | self.server.api.decisions()
         except OpdkitError as error:
-            status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
+            is_wrong = isinstance(error, reviews.InvalidDecisionError)
+            status = HTTPStatus.BAD_REQUEST if is_wrong else HTTPStatus.INTERNAL_SERVER_ERROR
             answer = {"error": str(error)}
         if isinstance(answer, bytes):
             kind, body = "text/html; charset=utf-8", answer

@@ -9,13 +9,12 @@ from opdkit.commands.turns.line import join_messages
 from opdkit.commands.turns.of_run import RunTurn
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED, by_name
 from opdkit.judge.claims import contradicts, find_claims, group_alike
 from opdkit.judge.words import split_words
 from opdkit.store.joined_turns import all_joined_turns
 from opdkit.store.reading import read_part
-from opdkit.store.reviews import REVIEWED
+from opdkit.store.reviews import REVIEWED, InvalidDecisionError
 
 TEXTS = 300  # number of the commonest hints, which are grouped; the others are in no group
 _CHARS = 600  # of a hint, in the result
@@ -31,7 +30,8 @@ def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
 def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
     """Return turn_id -> the judge's hint, for all turns of the group whose commonest wording is `name`.
 
-    Hints that `--check-hints` dropped are in no group, as in the report. Raises OpdkitError if there is no such group.
+    Hints that `--check-hints` dropped are in no group, as in the report. Raises InvalidDecisionError without such a
+    group.
     """
     turns = defaultdict[str, list[str]](list)
     for turn in all_joined_turns(run, _HINTS, reviews={}, partial=True):
@@ -40,7 +40,7 @@ def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
     for members in group_commonest(Counter({hint: len(of_hint) for hint, of_hint in turns.items()})):
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}
-    raise OpdkitError(f"no group of hints has the commonest wording {name!r:.200}")
+    raise InvalidDecisionError(f"no group of hints has the commonest wording {name!r:.200}")
 
 
 class Topics:

@@ -507,19 +507,23 @@ def test_what_the_server_refuses_is_said_and_stays_to_be_edited(
     watched = Watched(browser)
     watched.open(server.address)
     begin(watched)
+    watched.page.fill("#note", "why")
+    watched.page.keyboard.press("Escape")
     watched.page.keyboard.press("e")
     for times, words in ((1_000, "hint must be text of"), (10_000, "a decision is too long")):
         watched.page.fill("#panel textarea", "far too long " * times)
         watched.page.keyboard.press("Control+Enter")
         watched.page.locator("#problem").get_by_text(words).wait_for()
         assert len(watched.page.input_value("#panel textarea")) == 13 * times - 1
+        assert watched.page.input_value("#note") == "why"
     assert watched.text("#decision") == "undecided"
     assert watched.page.locator("#unsent").is_visible()
     assert decided(run) == {}
     watched.page.fill("#panel textarea", "Short enough.")
     watched.page.keyboard.press("Control+Enter")
     settled(watched)
-    assert [found["hint"] for found in decided(run).values()] == ["Short enough."]
+    (kept,) = reviews.read_reviews_in_force(run).values()
+    assert (kept.hint, kept.note) == ("Short enough.", "why")
     assert not watched.page.locator("#unsent").is_visible()
     watched.close()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -240,6 +241,7 @@ def test_it_listens_on_loopback_alone_and_tokens_differ(server, judged):
     (GROUP | {"turn_id": TURN}, "unknown field 'turn_id'"), (GROUP | {"reward": 1}, "unknown field 'reward'"),
     ({"group": "nothing", "action": "keep"}, "'nothing'"), ({"group": ["x"], "action": "keep"}, "no group"),
     (GROUP | {"action": "set"}, "action is not"), (GROUP | {"action": "accept"}, "action is not"),
+    (GROUP | {"action": "set", "hint": 5}, "hint must be text"),
     (GROUP | {"hint": None}, "action is not"), (GROUP | {"action": "set", "hint": " "}, "hint must be text"),
 ])  # fmt: skip
 def test_what_is_no_decision_is_named_and_nothing_is_written(client, judged, document, words):
@@ -247,6 +249,19 @@ def test_what_is_no_decision_is_named_and_nothing_is_written(client, judged, doc
     assert answer.status_code == 400
     assert words in answer.json()["error"]
     assert not reviews.reviews_dir(judged).exists()
+
+
+def test_a_decision_that_the_disk_does_not_take_may_be_sent_again(client, judged):
+    """The page sends a decision again after an answer of 500, and drops it after one of 400."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        answer = client.post("/api/reviews", json=SET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (answer.status_code, "cannot grow" in answer.json()["error"]) == (500, True)
+    assert reviews.read_reviews_in_force(judged) == {}
+    client.post("/api/reviews", json=SET).raise_for_status()
 
 
 @pytest.mark.parametrize(("body", "status"), [

@@ -212,6 +212,7 @@ async function refused(key, entry, words) {
   } catch {
     /* the next answer has them */
   }
+  if (entry.body.note && !notes.has(id)) notes.set(id, entry.body.note); // keep the typed note
   redecided(id === undefined ? [] : [id]);
   if (id !== undefined && typeof hint === "string") drafts.set(id, hint); // keep the typed hint
   if (drafts.has(id) && whole.turn?.id === id) editHint();
