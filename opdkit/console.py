@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,8 +83,12 @@ def is_main_process() -> bool:
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters: a log must not control the reader's terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Return `text` without control characters: a log must not control the reader's terminal.
+
+    Wide, narrow and no-break spaces become plain ones. The joiners that some scripts and emoji need are kept.
+    """
+    return "".join(c if c.isprintable() or c in "\n\u200c\u200d" else " " if unicodedata.category(c) == "Zs"
+                   else "\N{REPLACEMENT CHARACTER}" for c in text)  # fmt: skip
 
 
 def escape_markdown(text: str) -> str:

@@ -1,6 +1,7 @@
 """Tests of opdkit/console.py: bars within bars, progress in a pipe, and counted nouns."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -53,6 +54,12 @@ def test_columns_that_are_no_width_count_as_not_set(columns):
     command = [sys.executable, "-c", f"from opdkit.console import print_line, say; say({text!r}); print_line({text!r})"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": columns})
     assert (done.stdout, done.stderr) == (f"{text}\n", f"{text}\n")
+
+
+def test_spaces_and_joiners_are_printed_and_bidirectional_controls_are_not():
+    text = "10\u00a0000\u202fm\u3000\u0645\u06cc\u200c\u062e \U0001f469\u200d\U0001f680\n"
+    assert console.printable(text) == re.sub(r"[\u00a0\u202f\u3000]", " ", text)
+    assert console.printable("a\u202eb\u2066\u200f\u200b\t\x1b\u2028") == "a\ufffdb" + "\ufffd" * 6
 
 
 @pytest.mark.parametrize(
