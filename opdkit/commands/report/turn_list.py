@@ -52,10 +52,10 @@ def make_columns(
 ) -> JSON:
     """Return the list in the order of the log, column by column, which compresses far better than row by row.
 
-    Texts are cut to `chars` characters. `groups`: hint -> number of its group, sorted by group; `checks`: turn id ->
-    status of its tested hint. "asks" is the group of a turn's hint (for reviewers, of the hint of the votes), and
-    "says" the position of its wording in that group, from 1. For reviewers, "drawn" is the position of each judged turn
-    in the order of the draw.
+    Texts are cut to `chars` characters, but hints for reviewers are not. `groups`: hint -> number of its group, sorted
+    by group; `checks`: turn id -> status of its tested hint. "asks" is the group of a turn's hint (for reviewers, of
+    the hint of the votes), and "says" the position of its wording in that group, from 1. "kept" is 1 if the decided
+    hint is that of the votes. For reviewers, "drawn" is the position of each judged turn in the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}
@@ -86,7 +86,8 @@ def make_columns(
         numbers = [getattr(line, name) for line in ordered]
         table[key] = [None if number is None else round(number, digits) for number in numbers]
     for key, name in (("asked", "request"), ("reply", "reply"), ("answer", "next_state"), ("hint", "hint")):
-        texts = [getattr(line, name) or "" for line in ordered]
-        table[key] = [text if len(text) <= chars else text[:chars] + "…" if chars else "" for text in texts]
+        texts, is_whole = [getattr(line, name) or "" for line in ordered], reviewing and key == "hint"
+        table[key] = [text if is_whole or len(text) <= chars else text[:chars] + "…" if chars else "" for text in texts]
+    table["kept"] = [int(line.hint is not None and (line.review or {}).get("hint") == line.hint) for line in ordered]
     table["reviews"] = {line.turn_id: line.review for line in ordered if line.review is not None}
     return table

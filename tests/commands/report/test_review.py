@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from browser import Watched
 from fuzz.report import attacks
+from judged_runs import message, session, turn, verdict, write_run
 from labelled_runs import labelled_run
 from report_runs import hostile_run, large_run
 
+from opdkit.commands.report.page import make_page
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
 from opdkit.store import reviews
@@ -391,6 +393,35 @@ def test_decisions_made_before_the_answer_to_a_group_s_keep_its_hint(tmp_path: P
         assert decided(run) == expected
         shown = watched.page.evaluate("(ids) => ids.map((id) => list.decisions[id].hint)", members)
         assert shown == [expected[name]["hint"] for name in members]
+
+
+def test_an_edited_hint_is_told_from_a_kept_one_where_the_list_cuts_both(tmp_path: Path, opened: Opening) -> None:
+    hint, names = "Answer in metric units. " * 20, ["edited:1", "accepted:1"]
+    said = [session(name[:-2], message("user", "hi"), message("assistant", "ho")) for name in names]
+    run = write_run(tmp_path / "run", [(said, list(map(turn, names)), [verdict(name, hint, -1) for name in names])])
+    for name, decided_on in zip(names, (hint + "Always!", hint), strict=True):
+        reviews.append(run, [reviews.Review(name, hint_decided=True, hint=decided_on)])
+    words = "Object.fromEntries(list.turns.map((turn) => [turn.hintLength, decisionWord(turn.id)]))"
+    expected = {str(len(hint)): "accepted", str(len(hint) + 7): "edited"}
+    for n, redacted in enumerate((False, True)):
+        path = tmp_path / f"{n}.html"
+        path.write_text(make_page(run, redacted=redacted), encoding="utf-8")
+        assert opened(path).page.evaluate(words) == expected
+    with serving(run) as server:
+        assert opened(server.address).page.evaluate(words) == expected
+
+
+def test_rewording_begins_with_the_whole_hint(tmp_path: Path, opened: Opening) -> None:
+    hint = "Answer in metric units. " * 30 + "Always."
+    said = [session("a", message("user", "hi"), message("assistant", "ho"))]
+    run = write_run(tmp_path / "run", [(said, [turn("a:1")], [verdict("a:1", hint, -1)])])
+    with serving(run) as server:
+        watched = opened(server.address)
+        watched.page.locator("#groups button", has_text="Reword").click()
+        assert watched.page.input_value("#groups textarea") == hint
+        watched.page.locator("#groups button", has_text="Save").click()
+        settled(watched)
+        assert decided(run) == {"a:1": {"hint": hint}}
 
 
 def turns_of(watched: Watched, group: int) -> list[str]:

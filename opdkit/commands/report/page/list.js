@@ -44,6 +44,7 @@ function readTurns(rows) {
       reply: rows.reply[n],
       answer: rows.answer[n],
       hint: rows.hint[n],
+      kept: rows.kept[n] === 1,
       hinted: rows.hinted[n] === 1,
       hintLength: rows.hint_length[n],
       checked: word("checked", n),
@@ -111,11 +112,10 @@ function decisionWord(id) {
   return "reward" in review || ("hint" in review && !isKept(id)) ? "edited" : "accepted";
 }
 
-// True if the decided hint is that of the votes, of which the list may have only the beginning.
+// True if the decided hint is that of the votes. Only on the review page do decisions change, and is the hint whole.
 function isKept(id) {
-  const {hint} = list.decisions[id],
-    voted = list.byId.get(id)?.hint;
-  return Boolean(hint && voted) && (hint === voted || (voted.endsWith("…") && hint.startsWith(voted.slice(0, -1))));
+  const turn = list.byId.get(id);
+  return reviewing() ? Boolean(turn?.hint) && list.decisions[id].hint === turn.hint : Boolean(turn?.kept);
 }
 
 // The first order of the list: the turns that best show what was taught come first.

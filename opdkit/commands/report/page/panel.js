@@ -205,7 +205,8 @@ function groupDecision(group, number) {
       target.focus();
       if (text) act({action: "set", hint: text});
     };
-    textEditor(place, "The hint of all these turns", name, save, () => {
+    const hint = list.groups[number].find((turn) => turn.says === 1)?.hint ?? ""; // `name` may be cut
+    textEditor(place, "The hint of all these turns", hint, save, () => {
       place.replaceChildren();
       target.focus();
     });
