@@ -634,6 +634,9 @@ def test_long_runs_fit_and_say_what_was_left_out(run: Path, tmp_path: Path, open
     watched = opened(path)
     total = len(list(read_all(run, "turns")))
     assert f"20 of 20 turns, of {total} in the run" in watched.text("#found")
+    # Of the reasons why a reply is no target, the list knows only one, and a sample cannot tell by their number.
+    linked = "(why) => lostLink({name: 'targets'}, why, 3) instanceof Node"
+    assert [watched.page.evaluate(linked, why) for why in ("no signal", "too long")] == [True, False]
     watched.page.select_option("#filter-whole", label="in the list only (15)")
     watched.page.keyboard.press("Escape")
     watched.page.locator("#list button").first.click()

@@ -424,6 +424,23 @@ def test_rewording_begins_with_the_whole_hint(tmp_path: Path, opened: Opening) -
         assert decided(run) == {"a:1": {"hint": hint}}
 
 
+def test_rewards_that_speak_against_a_hint_lead_to_the_turns_that_they_count(tmp_path: Path, opened: Opening) -> None:
+    """A review counts the rewards of the votes, a report those after decisions."""
+    names = ["a:1", "b:1", "c:1"]
+    said = [session(name[:-2], message("user", "hi"), message("assistant", "ho")) for name in names]
+    verdicts = [verdict(name, "Answer in French.", reward) for name, reward in zip(names, (1, 1, -1), strict=True)]
+    run = write_run(tmp_path / "run", [(said, list(map(turn, names)), verdicts)])
+    reviews.append(run, [reviews.Review(name, reward_decided=True, reward=-1) for name in names[1:]])
+    path = tmp_path / "report.html"
+    path.write_text(make_page(run), encoding="utf-8")
+    with serving(run) as server:
+        for target, counted in ((path, names[:1]), (server.address, names[:2])):
+            watched = opened(target)
+            watched.page.locator("#groups a", has_text="turn").click()
+            assert watched.text("#groups a:has-text('turn')").startswith(f"{len(counted)} turn")
+            assert sorted(watched.page.evaluate("list.shown.map((turn) => turn.id)")) == counted
+
+
 def turns_of(watched: Watched, group: int) -> list[str]:
     found: list[str] = watched.page.evaluate("(number) => list.groups[number].map((turn) => turn.id)", group)
     return found

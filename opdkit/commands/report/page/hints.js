@@ -125,9 +125,10 @@ function judgeName() {
 }
 
 function against(group, number) {
+  const reward = reviewing() ? {voted: "+1"} : {reward: 1}; // a review counts the rewards of the votes
   const found = [
     group.rewarded
-      ? [linked(group.rewarded, {asks: number, reward: 1}, plural(group.rewarded, "turn")), " with reward +1"]
+      ? [linked(group.rewarded, {asks: number, ...reward}, plural(group.rewarded, "turn")), " with reward +1"]
       : null,
     group.split ? `${plural(group.split, "turn")} with a vote against the hint` : null,
     ...(group.opposed ?? []).map((text) => ["the opposite is wanted: ", quoted(text)]),

@@ -58,18 +58,22 @@ const LEVELS = {
 const LOST = {
   "turns that may be trained on": (skip) => ({skip}),
   judged: () => ({trainable: "yes", judged: "no"}),
+  // The list does not know the other reasons: only if all its turns are there, their number can tell.
   targets: (reason) =>
-    reason === "no signal" ? {target: "no", judged: "yes", hinted: "no", rewarded: "no"} : {state: "judged"},
+    reason === "no signal"
+      ? {target: "no", judged: "yes", hinted: "no", rewarded: "no"}
+      : isSample() ? null : {state: "judged"},
 };
 const levelLink = (level) => verified(level.count, LEVELS[level.name], level.unit);
 const lostLink = (level, reason, number) => verified(number, LOST[level.name]?.(reason), "turns");
+
+const isSample = () => list.turns.length < data.summary.turns;
 
 // As `linked`, but only if the list shows exactly `number`. If the list is a sample, any number of turns gets a link.
 function verified(number, filters, unit) {
   const values = Object.entries(filters ?? {}).map(([name, wanted]) => [valueOf(name), wanted]),
     found = list.turns.filter((turn) => values.every(([value, wanted]) => String(value(turn)) === wanted)),
-    isSample = list.turns.length < data.summary.turns,
-    isShown = isSample ? unit === "turns" : (unit === "sessions" ? sessionsOf(found) : found.length) === number;
+    isShown = isSample() ? unit === "turns" : (unit === "sessions" ? sessionsOf(found) : found.length) === number;
   return linked(number, isShown ? filters : null, undefined, unit === "sessions" ? unit : "turns");
 }
 const sessionsOf = (turns) => new Set(turns.map((turn) => `${turn.source}\n${turn.session}`)).size;
