@@ -52,7 +52,7 @@ def run(config: StatusConfig) -> None:
     if decided := read_reviews_in_force(directory):
         outdated = find_outdated_targets(directory)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
-        lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
+        lines.append(f"turns reviewed by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:
         if stage == "train" and is_trained_before(run):
             lines.append(f"{stage_dir(run, stage)}: {TRAINED_BEFORE}; run it again, with --overwrite")

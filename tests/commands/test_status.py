@@ -251,7 +251,7 @@ def test_durations() -> None:
 
 def test_what_people_decided_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status.run(StatusConfig(run=run))
-    assert "turns decided" not in capsys.readouterr().out
+    assert "turns reviewed" not in capsys.readouterr().out
     reviews.append(run, [Review("s0:1", True, 1), Review("s1:1", True, 1), Review("s1:1", action="strike")])
     status.run(StatusConfig(run=run))
-    assert "turns decided by people: 1" in capsys.readouterr().out.splitlines()
+    assert "turns reviewed by people: 1" in capsys.readouterr().out.splitlines()

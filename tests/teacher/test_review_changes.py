@@ -181,7 +181,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
     train.run(config)
     reviews.append(run, [Review("toy-1:3", True, 0)])
     status.run(StatusConfig(run=run))
-    assert "turns decided by people: 1; parts of targets older than that: 1" in capsys.readouterr().out
+    assert "turns reviewed by people: 1; parts of targets older than that: 1" in capsys.readouterr().out
     for name in (None, "b"):  # the targets of a named training are those of its run
         with pytest.raises(OpdkitError, match=rf"1 of 3 parts of {run}/teacher/.* `opdkit teacher {run} \.\.\.`"):
             train.run(train_config(run, tiny_model_dir, name=name))

@@ -23,7 +23,13 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if turns != measured.labels:  # some labels are of sessions, which have several turns
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     used = measured.rows - sum(measured.set_aside.values())
-    print_line(f"accuracy {_format(measured.accuracy, measured.accuracy_interval)}")
+    if measured.accuracy is None:
+        print_line("accuracy -")
+    else:
+        noun, span = "labelled turn" if turns == measured.labels else "label", measured.accuracy_interval
+        interval = f", 95% interval {span[0]:z.2f} to {span[1]:z.2f}" if span else ""
+        print_line(f"The judge gives the same reward as people on {measured.accuracy:.0%} of "
+                   f"{counted(measured.answered, noun)} (accuracy {measured.accuracy:z.3f}{interval}).")  # fmt: skip
     reason = ""
     if not measured.answered:
         reason = " (no label's turn has a reward)"

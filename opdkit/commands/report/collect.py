@@ -89,6 +89,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "configuration": stages.list_configurations(run, finished),
         "turns": seen["turns"],
         "reviewed": seen["reviewed"],
+        "changed": seen["changed"],
     }
     lines = strongest.items()
     numbers = {line.number for line in lines}

@@ -45,7 +45,7 @@ class Largest(Generic[T]):
 
 
 class TurnCounts(Counter[str]):
-    """Counts of turns: all, trainable, reviewed, waiting for a verdict, with a reward, with a hint."""
+    """Counts of turns: all, trainable, reviewed, changed, waiting for a verdict, with a reward, with a hint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,8 +58,9 @@ class TurnCounts(Counter[str]):
         self.skipped.update([turn.skip_reason] if turn.skip_reason else [])
         self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
                     waiting=int(is_trainable and turn.verdict is None))  # fmt: skip
-        if final is not None:
-            self.update(reward=int(final["reward"] is not None), hint=int(final["hint"] is not None))
+        if turn.verdict is not None and final is not None:
+            self.update(reward=int(final["reward"] is not None), hint=int(final["hint"] is not None),
+                        changed=int(any(final[name] != turn.verdict[name] for name in ("reward", "hint"))))  # fmt: skip
 
 
 class Verdicts:
@@ -121,6 +122,7 @@ class Verdicts:
             "count": self._lengths.total(),
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
+            "last": self.WIDTH * self.LAST,
             "statuses": self._hint_statuses.most_common(),
             "groups": self.groups.summarize(most),
             "rejected": rejected.most_common(),

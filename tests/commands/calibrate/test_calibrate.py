@@ -1,6 +1,7 @@
 """Tests of `opdkit calibrate` as a whole: a simulated judge with a known accuracy curve, real and faulty files."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -365,7 +366,9 @@ def test_tables_for_people_and_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     judged, file = judged_run(tmp_path / "run", votes), labelled(tmp_path, labels)
     run(CalibrateConfig(run=judged, labels=file))
     shown = capsys.readouterr().out
-    for words in ("accuracy 0.", "Cohen's kappa 0.", "judged -1", "votes that agree", "60 labels", "too few labels"):
+    assert re.match(r"The judge gives the same reward as people on \d\d% of 60 labelled turns "
+                    r"\(accuracy 0\.\d{3}, 95% interval 0\.\d\d to [01]\.\d\d\)\.", shown)  # fmt: skip
+    for words in ("Cohen's kappa 0.", "judged -1", "votes that agree", "60 labels", "too few labels"):
         assert words in shown
     run(CalibrateConfig(run=judged, labels=file, tolerance=0.02))
     assert "worth paying for: --votes " in capsys.readouterr().out

@@ -259,7 +259,7 @@ def test_thirty_labels_per_turn_are_as_readable_as_three(
         run(CalibrateConfig(run=judged, labels=label_file(tmp_path / "l", labels)))
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= 80
-        assert shown.startswith("accuracy "), "the answer comes first"
+        assert shown.startswith("The judge gives the same reward as people on "), "the answer comes first"
         tables.append(shown.partition("people and judges")[2].partition("judged +1")[0].splitlines())
     few, many = tables
     assert len(many) <= len(few) + 1 <= 25

@@ -1,6 +1,7 @@
 """Tests of the page in a browser: offline use, search, filters, tokens and the keyboard, in both themes."""
 
 import io
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from opdkit.commands.report.collect import collect
 from opdkit.commands.report.page import make_page
 from opdkit.commands.turns.view import STEPS, read_turn_views
 from opdkit.config.compare import CompareConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.evaluate.scores import score_rows
+from opdkit.extract import stage as extract
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -116,7 +119,12 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
     path.write_text(make_page(reviewed), encoding="utf-8")
     watched = opened(path)
     watched.page.evaluate(_UNFOLD)
-    watched.says("#hints", "20 to 40")
+    for section, words in {
+        "#feedback": ("4 turns reviewed by people, 3 of them changed", "One vote per turn: agreement says nothing"),
+        "#hints": ("20 to 40", "620 or more"), "#advantages": ("below −4.75", "−4.75 to −4.50", "4.75 or more"),
+    }.items():  # fmt: skip
+        for one in words:
+            watched.says(section, one)
     followed = watched.page.evaluate(_FOLLOW_COUNTS)
     assert [one for one in followed if one[0].split()[0] != one[2]] == []
     sections = watched.page.evaluate("[...document.querySelectorAll('section:has(a[data-counts])')].map((s) => s.id)")
@@ -127,6 +135,16 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
     assert kinds >= {"trainable", "judged", "rewarded", "hinted", "decided", "target", "voted", "vote", "agreement",
                      "hint", "length", "asks", "says", "tokens", "scored", "weighed", "source", "session",
                      "skip"}  # fmt: skip
+
+
+def test_what_extract_left_out_is_counted_in_lines_or_sessions(tmp_path: Path, opened: Opening) -> None:
+    log, said = tmp_path / "log.jsonl", ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."})
+    lines = [json.dumps({"id": n, "messages": [*said, *said]}) for n in range(3)]
+    log.write_text("\n".join(["broken", "torn", *lines]), encoding="utf-8")
+    extract.run(ExtractConfig(run=tmp_path / "run", logs=(str(log),)))
+    path = tmp_path / "report.html"
+    path.write_text(make_page(tmp_path / "run"), encoding="utf-8")
+    opened(path).says("#answer", "not JSON: 2 lines or sessions")
 
 
 def test_going_back_takes_the_filters_away_and_the_link_to_the_section_keeps_them(

@@ -128,12 +128,16 @@ function verticalLine(plot, x) {
 }
 
 // `bars`: [start, count] each, all of one width; bars that start below 0 have the colour "less". `steep`: asinh scale
-// for the heights. `filters`: start of a bar -> the filters that show its turns.
-function histogram(title, meaning, xLabel, width, bars, digits, {steep = false, filters = null} = {}) {
+// for the heights. `filters`: start of a bar -> the filters that show its turns. `least`, `most`: the starts of the
+// bars that hold everything below and above, too.
+function histogram(title, meaning, xLabel, width, bars, digits, {steep = false, filters = null, least, most} = {}) {
   const xs = bars.map(([start]) => start),
     less = bars.map(([start, n]) => (start < 0 ? n : null)),
     more = bars.map(([start, n]) => (start < 0 ? null : n));
-  const name = (start) => `${fixed(start, digits)} to ${fixed(start + width, digits)}`;
+  const name = (start) =>
+    start === least
+      ? `below ${fixed(start + width, digits)}`
+      : fixed(start, digits) + (start === most ? " or more" : ` to ${fixed(start + width, digits)}`);
   const series = (label, ink) => ({
     label,
     stroke: colour(ink),

@@ -54,7 +54,7 @@ function showHints(hints) {
             hints.width,
             hints.lengths,
             0,
-            {filters: (length) => ({length})},
+            {filters: (length) => ({length}), most: hints.last},
           )
         : null,
       part(

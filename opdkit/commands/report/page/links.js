@@ -12,7 +12,7 @@ const LINKED = {
   hinted: ["with a hint", (turn) => yes(hasHint(turn))],
   logged: ["logged reply is a target", (turn) => yes(turn.tokens !== null)],
   target: ["a target", (turn) => yes(["trained", "target"].includes(turn.state))],
-  decided: ["decided by a person", (turn) => yes(decisionWord(turn.id) !== "undecided")],
+  decided: ["reviewed by a person", (turn) => yes(decisionWord(turn.id) !== "undecided")],
   voted: ["reward of the votes", (turn) => (isJudged(turn) === "yes" ? rewardWord(turn.reward) : "not judged")],
   scored: ["reward of the target", (turn) => (turn.tokens ? rewardWord(turn.scoredReward) : null)],
   weighed: ["target with a reward", (turn) => yes(turn.tokens && turn.scoredReward !== null)],

@@ -62,7 +62,7 @@ const MEANINGS = dictionary({
 });
 
 // Level of the funnel -> the unit of what it loses, if that is not turns.
-const UNITS = {sessions: ["line", "lines"], turns: ["line", "lines"], "trained replies": ["reply", "replies"]};
+const UNITS = {sessions: ["line or session", "lines or sessions"], "trained replies": ["reply", "replies"]};
 
 // A group of hints, with all of its turns and all of its wordings.
 const wish = (group, number) =>

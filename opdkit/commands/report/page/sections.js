@@ -92,14 +92,24 @@ const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 
 function showFeedback(votes) {
   if (!votes) return fill("feedback", absent("A judgement", "opdkit judge"));
+  const agreeing = sum(Object.fromEntries(votes.agreement)),
+    isOneVote = agreeing > 0 && sum(votes.scores) === agreeing,
+    {reviewed, changed} = data.summary;
   fill(
     "feedback",
     facts(
       ["turns judged", linked(votes.judged, {judged: "yes"})],
-      ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
-      ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)],
+      ...(isOneVote
+        ? [["agreement says nothing here.", "One vote per turn:"]]
+        : [
+            ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
+            ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)],
+          ]),
       ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
-      ["decided by a person instead", linked(data.summary.reviewed, {decided: "yes"})],
+      [
+        `${reviewed === 1 ? "turn" : "turns"} reviewed by people${reviewed ? `, ${count(changed)} of them changed` : ""}`,
+        linked(reviewed, {decided: "yes"}),
+      ],
       ...votes.statuses
         .filter(([status]) => status === "conflict")
         .map(([vote, n]) => ["rated +1 by a person, though the log shows what was wanted instead", linked(n, {vote})]),
@@ -170,7 +180,7 @@ function showAdvantages(advantages) {
         advantages.bar,
         advantages.bars,
         2,
-        {steep: true},
+        {steep: true, least: advantages.bars[0][0], most: advantages.bars.at(-1)[0]},
       ),
     );
   } else fill("advantages", el("p", {class: "faint"}, "No target has a hint, so no token has a teacher's advantage."));
