@@ -54,7 +54,6 @@ NEAR, FORGOTTEN_MORE, ACCURACY = 0.95, 0.01, 0.95
 SPEARMAN, FOUND, SIGN, FORECAST_R, COVERAGE, COST = 0.9, 0.9, 0.95, 0.8, (0.80, 0.97), 0.15
 RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
 RIVALS = ("everything", "praised", "kto", "dpo")  # the default has to forget less than these ways
-FIRST_OF_PRESENT = 24  # first seed of worlds whose trainings have the present weight of the anchor and cycles
 
 
 def page(document: JSON) -> str:
@@ -75,8 +74,6 @@ def _head(results: Results) -> str:
     measured, of = len(results.cells.keys() & findings.PLANNED), len(findings.PLANNED)
     aside = [world for world in results.worlds if WORLDS[world].aside]
     replies = HELD_OUT_PROMPTS * min(world.samples for world in WORLDS.values())
-    is_older = results.build_seed is not None and results.build_seed < FIRST_OF_PRESENT
-    cycles = "three" if is_older else MOST_CYCLES
     return "\n\n".join([
         "# What training brings",
         "Written by `python -m tests.benchmarks.worlds` from `tests/benchmarks/worlds/results.json`; do not edit.",
@@ -86,14 +83,13 @@ def _head(results: Results) -> str:
             "requests that are as the users want, where the log corrects the model. *Uncorrected* is the share that is "
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. The default objective and the "
             f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; if validation "
-            f"calls for it, the default and raw reactions as hints take up to {cycles} times as many. Other "
+            f"calls for it, the default and raw reactions as hints take up to {MOST_CYCLES} times as many. Other "
             f"objectives and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a "
             f"share of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
             f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were "
             f"chosen. What is searched for is searched with seed {SEARCH}; the default and its best rate have "
             f"the seeds {', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when "
             "it was chosen, in their favour.",
-            "The trainings had an anchor of half its present weight." if is_older else "",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
             "The objectives on the sample data: [sample-world.md](sample-world.md).",
         ),

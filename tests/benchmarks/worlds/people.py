@@ -15,7 +15,6 @@ from .mined import HOLDOUT, RATES, mined_cell
 from .trainings import before_cell
 from .words import NOTHING, count, judgement, number, pair, section, text, title
 
-HALVED = 23  # first seed of worlds whose trainings have at most half the largest learning rate of those before
 BLAMED, THUMBS = 0.95, 0.9  # limits at which a section's answer is yes
 MINED_SPEARMAN, FAILED = 0.95, 0.05
 
@@ -104,8 +103,7 @@ def _name_build(results: Results, cells: Sequence[Cell]) -> str:
     builds = {numbers.get("build", results.build_seed) for cell in cells if (numbers := results.numbers(cell))}
     if builds == {results.build_seed}:
         return ""
-    rate = " Its trainings had twice the largest learning rate of today." if min(builds) < HALVED else ""
-    return f" The worlds of this section are built with seed {min(builds)}.{rate}"
+    return f" The worlds of this section are built with seed {min(builds)}."
 
 
 def _both(shares: JSON) -> float:
