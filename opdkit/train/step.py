@@ -225,8 +225,8 @@ def make_probe(training: Training, batch: Batch, logprobs: Mapping[int, Tensor])
     probe = choose_probe(batch.replies, sum(tree.tokens for tree in trees))
     replies, sequences = [batch.replies[i] for i in probe], [batch.sequences[i] for i in probe]
     if choose_compute_dtype(training.config) != torch.float32:
-        # Rounding would seem to be movement, by some hundredths of a nat in a long reply: `logprobs` are from forwards
-        # of other shapes. So read these replies as they are read after the step: then the same errors cancel.
+        # `logprobs` are from forwards of other shapes, whose rounding errors differ: these would count as movement. So
+        # read these replies as they are read after the step, with the same errors.
         return Probe(replies, sequences, read_probe(training, replies, sequences), 1)
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
