@@ -1,16 +1,14 @@
 """Sections of docs/learning.md on people's decisions (edits, thumbs) and on prompts from the log."""
 
-from collections.abc import Sequence
 from statistics import median
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
 
-from ..learning.cells import Cell
 from ..learning.lookup import table
 from .benchmark import SEEDS
 from .decisions import DECIDED, EDITS, LOGS, TIMES, decided_cell
-from .findings import Results, Shares, mean, mean_shares, rank_correlation
+from .findings import Results, mean, mean_shares, rank_correlation
 from .mined import HOLDOUT, RATES, mined_cell
 from .trainings import before_cell
 from .words import NOTHING, count, judgement, number, pair, section, text, title
@@ -30,7 +28,7 @@ def decisions(results: Results) -> str:
         return section(heading, results, every, NOTHING)
     shares = {log: {world: mean_shares(filter(None, map(results.shares, cells[log][world]))) for world in worlds}
               for log in LOGS}  # fmt: skip
-    before = {world: mean_shares(filter(None, (_find_before(results, world, seed) for seed in SEEDS)))
+    before = {world: mean_shares(filter(None, (results.before(before_cell(world, seed)) for seed in SEEDS)))
               for world in worlds}  # fmt: skip
     edits, corrections, thumbs, judged = (mean(s.corrected for s in shares[log].values()) for log in LOGS)
     numbers = [found for cell in every if (found := results.numbers(cell)) and "edited" in found]
@@ -50,7 +48,7 @@ def decisions(results: Results) -> str:
         "users said; both with all first replies that nobody corrected, trained with the default. *Thumbs*: the whole "
         "log, a thumb at each reply that was praised or complained of, and no judge; *judged rewards*: those of the "
         "rules, without their hints; both trained with `--objective binary`. The models learned to follow edits "
-        "before, as they learned to follow hints." + _name_build(results, every)
+        "before, as they learned to follow hints."
     )
     lines = [[title(world), pair(before[world]), *(pair(shares[log][world]) for log in LOGS)] for world in worlds]
     heads = ["world", "before", f"{EDITS} edits", f"{TIMES * EDITS} corrections", "thumbs", "judged rewards"]
@@ -84,26 +82,12 @@ def mined_prompts(results: Results) -> str:
         f"without trust region at one of {len(RATES)} rates ({RATES[0]:g} to {RATES[-1]:g}). {HOLDOUT:.0%} of the "
         "sessions are kept out of training, and the prompts come from their complaints, their praise, and replies with "
         "neither. Each share is the mean of those corrected and uncorrected. A judge that knows the world answers the "
-        f"{asked:,} questions." + _name_build(results, cells)
+        f"{asked:,} questions."
     )
     lines = [[title(world), str(numbers["prompts"]), str(numbers["by_judge"]), str(numbers["failed"]),
               number(within[world])] for world, numbers in found.items()]  # fmt: skip
     heads = ["world", "prompts", "by the judge", "failed by a right reply", "Spearman"]
     return section(heading, results, cells, answer, note, table(heads, lines))
-
-
-def _find_before(results: Results, world: str, seed: int) -> Shares | None:
-    """Return the shares before training: stored with the cell if its world is of another build."""
-    stored = (results.numbers(decided_cell(world, "edits", seed)) or {}).get("before")
-    return Shares(*stored) if stored else results.before(before_cell(world, seed))
-
-
-def _name_build(results: Results, cells: Sequence[Cell]) -> str:
-    """Return a sentence on the seed of these cells' worlds if it is not that of the other sections; else ""."""
-    builds = {numbers.get("build", results.build_seed) for cell in cells if (numbers := results.numbers(cell))}
-    if builds == {results.build_seed}:
-        return ""
-    return f" The worlds of this section are built with seed {min(builds)}."
 
 
 def _both(shares: JSON) -> float:
