@@ -301,7 +301,7 @@ class TrainOptions(TypedDict, total=False):
     batch_by: Literal["session", "turn"] | None
     """draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once"""
     validate: int | None
-    """prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; a state that is worse than before training is not written; 0 is off"""
+    """prompts to find the best state with; N with a hint, and N without a complaint, kept out of training if the log has enough; a state that is worse than before training is not written; 0 is off"""
     schedule: Literal["cosine", "constant"] | None
     """learning rate after the warm-up; cosine: half a cosine down to 0"""
     warmup_steps: int | None

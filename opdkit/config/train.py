@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
-FEWEST = 3  # prompts of a kind to validate on; if fewer have a hint, there is no validation
+FEWEST = 3  # prompts of a kind to validate on; with one or two hints, there is no validation
 MOST_CYCLES = 5  # of the schedule: while much is left to learn, train for as many epochs again
 
 
@@ -138,8 +138,8 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     validate: int = HOW.option(
         32,
-        "prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; "
-        "a state that is worse than before training is not written; 0 is off",
+        "prompts to find the best state with; N with a hint, and N without a complaint, kept out of training if "
+        "the log has enough; a state that is worse than before training is not written; 0 is off",
         unit="prompts",
         low=0,
     )

@@ -51,12 +51,13 @@ def drifts_too_far(row: JSON, before: JSON) -> bool:
     return bool(has_much_left and (row["kept_kl"] or 0.0) > MOST_DRIFT * (before["hint_kl"] - row["hint_kl"]))
 
 
-def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
+def find_best(rows: Sequence[JSON], *, any_gain: bool = False, by: str = "score") -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not drift too
-    far (`drifts_too_far`). The best has the lowest score (if equal, the last); without hinted prompts, it is the last
-    that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain and any drift count, too.
+    far (`drifts_too_far`). The best is the one with the lowest value in the column `by` (if equal, the last); without
+    hinted prompts, it is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance
+    gain and any drift count, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
@@ -64,7 +65,7 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
         eligible = [row for row in eligible if row["hint_kl"] < before["hint_kl"]]
     elif hinted:
         eligible = [row for row in eligible if is_nearer(row, before) and not drifts_too_far(row, before)]
-    return min(reversed(eligible), key=lambda row: row["score"] if hinted else 0.0, default=before)
+    return min(reversed(eligible), key=lambda row: row[by] if hinted else 0.0, default=before)
 
 
 def is_broken(rows: Sequence[JSON]) -> bool:
@@ -118,7 +119,7 @@ def trace_steps(rows: Sequence[JSON], kept: int) -> list[int]:
     return steps[::-1]
 
 
-def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
+def needs_another_cycle(rows: Sequence[JSON], start: int, end: int, *, is_trained_on: bool = False) -> bool:
     """Return True if a cycle of the schedule, steps `start` + 1 to `end`, left much to learn and was not in vain.
 
     Much is left if the best state so far is far from the hints, or from the student before training. It is far from the
@@ -126,13 +127,16 @@ def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
     nearer to the hints than before training, or nearly as good as the best state. It may be a little worse than that,
     since few replies decide a score. A cycle after the first must also have found a clearly better state than the
     cycles before it: what two cycles do not learn is most likely out of reach.
+
+    If the student is trained on the validation prompts with a hint (`is_trained_on`), only the distance from the hints
+    counts: more cycles could undo wanted changes of other replies, and these prompts would not show that.
     """
-    done = [row for row in rows if row["step"] <= end]
-    last, best = done[-1], find_best(done, any_gain=True)
-    earlier = find_best([row for row in done if row["step"] <= start], any_gain=True)
-    has_some_left = best["score"] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
-    is_close_to_best = last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
-    is_in_vain = start > 0 and best["score"] > (1 - CLEAR_CHANGE) * earlier["score"]
+    done, distance = [row for row in rows if row["step"] <= end], "hint_kl" if is_trained_on else "score"
+    last, best = done[-1], find_best(done, any_gain=True, by=distance)
+    earlier = find_best([row for row in done if row["step"] <= start], any_gain=True, by=distance)
+    has_some_left = best[distance] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
+    is_close_to_best = last[distance] <= (1 + CLEAR_CHANGE) * best[distance]
+    is_in_vain = start > 0 and best[distance] > (1 - CLEAR_CHANGE) * earlier[distance]
     is_sound = not has_forgotten(last) and (is_close_to_best or is_nearer(last, rows[0]))
     return bool(last["step"] == end and has_some_left and is_sound and not is_in_vain)
 
@@ -151,8 +155,8 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     turn_ids = list(dict.fromkeys(broke["turn_ids"]))  # a turn can have replies of the teacher in the same step
     turns = ", ".join(turn_ids[:_NAMED]) + (", ..." if len(turn_ids) > _NAMED else "")
     raise NothingLearnedError(
-        f"training {reason}, so no model is written. Distances of its own replies to prompts kept "
-        f"out of training, per reply: before training, {describe_state(rows[0])}; after step {worst['step']}, "
+        f"training {reason}, so no model is written. Distances of its own replies to validation "
+        f"prompts, per reply: before training, {describe_state(rows[0])}; after step {worst['step']}, "
         f"{describe_state(worst)}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
         "writes the model anyway"

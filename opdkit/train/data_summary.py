@@ -20,7 +20,6 @@ from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Reply
 from opdkit.train.training_set import FOR_VALIDATION, SKIPPED, TrainingSet
-from opdkit.train.validation_turns import MOST_SHARE
 
 NEAR_ZERO = 0.01  # nats: advantages that are all smaller get a warning
 FEW_HINTS = 6  # prompts with a hint in a validation; fewer are said to be few
@@ -49,15 +48,17 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
              "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
         hints = sum(reply.is_hinted for reply in data.validation)
+        trained = {reply.turn_id for reply in data.replies}
+        also_trained = sum(reply.turn_id in trained for reply in data.validation)
+        small = f"; {also_trained:,} of them are trained on, too" if also_trained else ""
         few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
-        say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{few}")
+        say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{small}{few}")
         if hints == len(data.validation):
-            warn(f"nothing measures what is forgotten: that needs at least {FEWEST / MOST_SHARE:.0f} turns without a "
-                 "complaint. Compare with the model before, `opdkit eval`")  # fmt: skip
+            warn(f"nothing measures what is forgotten: that needs at least {FEWEST} turns without a complaint. Compare "
+                 "with the model before, `opdkit eval`")  # fmt: skip
     if config.validate and not data.validation:
-        warn("no validation, so the model is written even if it became worse. Validation needs at least "
-             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: without a complaint). At least "
-             f"{FEWEST} of them must be in sessions that hold at most a fifth of all turns and hints")  # fmt: skip
+        warn(f"no validation, so the model is written even if it became worse: that needs at least {FEWEST} turns with "
+             "a hint (in a log without hints: without a complaint)")  # fmt: skip
     scored = manifest(config.run, "teacher")["plan"]["config"]
     if config.anchor_weight and (not scored["top_k"] or scored["top_k_of"] == "teacher"):
         say("replies without a hint have no anchor: it needs the likeliest tokens that `opdkit teacher` stores by "

@@ -50,8 +50,11 @@ class Training:
     def plan_steps(self) -> None:
         """Set `steps` and `cycle_start` for the cycles that the validations so far have called for."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
+        trained = {reply.turn_id for reply in self.replies}
+        prompts = self.validation.prompts if self.validation else ()
+        is_trained_on = any(prompt.hinted and prompt.turn_id in trained for prompt in prompts)
         for cycle in self.cycles[1:]:
-            start, end = self.cycle_start, len(self.steps)
-            if not self.measurements or not needs_another_cycle(self.measurements, start, end):
+            rows, start, end = self.measurements, self.cycle_start, len(self.steps)
+            if not rows or not needs_another_cycle(rows, start, end, is_trained_on=is_trained_on):
                 return
             self.cycle_start, self.steps = end, [*self.steps, *cycle]

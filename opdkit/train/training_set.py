@@ -38,7 +38,7 @@ class TrainingSet:
     tokens: int  # number of trained positions
     scored: int  # number of replies before any was dropped
     dropped: Counter[str]
-    validation: list[Reply] = field(default_factory=list)  # kept out of training
+    validation: list[Reply] = field(default_factory=list)  # kept out of training, unless there are too few
     epochs: int = 1  # passes over the replies
 
 
@@ -54,15 +54,15 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
     replies, dropped = select_replies(left, terms, config.holdout, anchored=config.anchor_weight > 0)
     replies, over_limit = limit_turns_per_session(replies, config.max_turns_per_session, config.seed, terms)
     inside = [reply for reply in left if not is_held_out(reply.session_id, config.holdout)]
-    validation = choose_turns(inside, config.validate, choose_epochs(replies, config))
-    apart = {conversation_id(reply.session_id) for reply in validation}
+    alone, trained_on = choose_turns(inside, config.validate, choose_epochs(replies, config))
+    apart = {conversation_id(reply.session_id) for reply in alone}
     replies, kept_out = drop_replies(
         replies, lambda r: FOR_VALIDATION if conversation_id(r.session_id) in apart else None
     )
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, replies, chat)
     replies = shape_rewards(replies, config, prompts)
     data = build_training_set(replies, objectives, len(scored), filtered + dropped + kept_out + over_limit)
-    return replace(data, validation=validation, epochs=choose_epochs(data.replies, config)), prompts
+    return replace(data, validation=trained_on + alone, epochs=choose_epochs(data.replies, config)), prompts
 
 
 def choose_epochs(replies: Sequence[Reply], config: TrainConfig) -> int:

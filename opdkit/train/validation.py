@@ -1,10 +1,10 @@
 """On-policy validation: how far fresh replies of the student are from the hinted teacher and the student before.
 
 Logged replies do not show what training breaks, since the student no longer writes them. So replies are sampled for
-prompts of sessions that are kept out of training. If the logged turn has a hint, the new reply is compared with the
-teacher that reads the hint; if nobody complained, with the student before training. The score is the sum of both mean
-KLs (nats per reply); less is better. The first mean is the loss of on-policy distillation (GKD, Agarwal et al. 2024),
-the second the KL to the base, with which forgetting grows (Shenfeld et al. 2025).
+prompts of sessions that are kept out of training, if there are enough. If the logged turn has a hint, the new reply is
+compared with the teacher that reads the hint; if nobody complained, with the student before training. The score is the
+sum of both mean KLs (nats per reply); less is better. The first mean is the loss of on-policy distillation (GKD,
+Agarwal et al. 2024), the second the KL to the base, with which forgetting grows (Shenfeld et al. 2025).
 """
 
 import math

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 # second replies, and changed replies that are read again with other hints.
 COST = 0.06
 CHECKS = 3  # least number of measurements during a training; the extra one before it costs half
-MOST_SHARE = 0.1  # largest share of the turns of a kind (with a hint, without) whose prompts are used
+MOST_SHARE = 0.1  # largest share of the turns of a kind (with a hint, without) to keep out for their prompts
 MOST_KEPT_OUT = 0.2  # largest share of all turns, and of all hints, in sessions that are kept out of training
 MOST_UNCRITICISED = 0.25  # largest share of the turns in sessions without a complaint whose prompts are used
 HINTS = 8  # number of the log's hints to try: a changed reply that one of them explains is a wanted change
@@ -34,7 +34,7 @@ class Pool:
 
     turns: Sequence[Reply]  # in the order in which they are considered
     hinted: bool
-    max_turns: int  # most turns to choose
+    max_turns: int  # most turns to choose, if their sessions are kept out of training
     max_session_turns: float  # most turns in all sessions kept out of training so far, this pool's included
     oversampled: int  # the first this many turns are reordered, the most different first
 
@@ -45,46 +45,49 @@ class Pool:
         return sum(costs) / len(costs)
 
 
-def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> list[Reply]:
+def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> tuple[list[Reply], list[Reply]]:
     """Return the logged turns on whose prompts to validate: at most `max_prompts` with a hint, and as many without.
 
-    The turns come from sessions that are drawn by a hash of their ids and kept out of training as a whole. The sessions
-    have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. Turns
-    whose replies differ come first. Turns without a hint come from sessions without a complaint, if these are enough.
-    In other sessions, the hints probably also ask for a change of the replies that nobody complained about. A kind with
-    too few turns is left out; if the kind with hints is, the list is empty. CHECKS measurements on the turns cost at
-    most COST of the training's tokens, unless FEWEST turns of each kind already cost more.
+    The first list has turns whose sessions are kept out of training as a whole. They are drawn by a hash of their ids,
+    and have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. If
+    these are fewer than FEWEST turns of a kind (with a hint, without), turns in the second list stand in for them: the
+    student is trained on these, too. A kind with fewer than FEWEST turns is left out; if the kind with hints is, both
+    lists are empty. Turns whose replies differ come first. Turns without a hint come from sessions without a complaint,
+    if these are enough. In other sessions, the hints probably also ask for a change of the replies that nobody
+    complained about. CHECKS measurements on the turns cost at most COST of the training's tokens, unless FEWEST turns
+    of each kind already cost more.
     """
     logged = [reply for reply in replies if reply.written is None and reply.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.is_hinted)
-    pools = make_pools(replies, logged, max_prompts)
+    pools = make_pools(replies, logged, max_prompts) if max_prompts else ()
     tokens = COST * estimate_tokens_to_train(replies, epochs) / (CHECKS + 0.5)
-    chosen: list[Reply] = []
+    kept_out, trained_on = list[Reply](), list[Reply]()
     for n, pool in enumerate(pools):  # equally many of both kinds; the second uses the tokens that the first leaves
-        share = pool.mean_cost / sum(each.mean_cost for each in pools[n:])
-        taken = take_turns(pool, share * tokens, chosen, session_turns, session_hints)
+        budget = tokens * pool.mean_cost / sum(each.mean_cost for each in pools[n:])
+        taken = take_turns(pool, budget, kept_out, session_turns, session_hints) if pool.max_turns >= FEWEST else []
         if len(taken) >= FEWEST:
-            tokens -= sum(map(estimate_validation_cost, taken))
-            chosen = taken + chosen
-        elif pool.hinted:
-            return []
-    return chosen
+            kept_out = taken + kept_out
+        else:  # without counts of sessions, there are no limits on them
+            taken = take_turns(replace(pool, max_turns=max_prompts), budget, (), Counter(), Counter())
+            trained_on = taken + trained_on
+        tokens -= sum(map(estimate_validation_cost, taken))
+    return kept_out, trained_on
 
 
 def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: int) -> list[Pool]:
-    """Return the pools that can give at least FEWEST turns: turns without a hint, then turns with a hint.
+    """Return the pools that have at least FEWEST turns: turns without a hint, then turns with a hint.
 
-    Return no pools if the log has hints, but the pool of turns with a hint cannot give that many.
+    Return no pools if the log has hints, but fewer than FEWEST turns with a hint.
     """
     # All rollouts of a turn have its prompt.
     prompts = {answered_turn_id(turn.session_id) or turn.turn_id: turn for turn in reversed(logged)}
     distinct = [*prompts.values()][::-1]
     hinted = [turn for turn in distinct if turn.is_hinted]
     unhinted = [turn for turn in distinct if not turn.is_criticised]
-    max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
-    if hinted and max_hinted < FEWEST:
+    if 0 < len(hinted) < FEWEST:
         return []
+    max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
     criticised = {conversation_id(reply.session_id) for reply in replies if reply.is_criticised}
     uncriticised = [turn for turn in unhinted if conversation_id(turn.session_id) not in criticised]
     max_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
@@ -102,7 +105,7 @@ def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: i
         Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
         Pool([*put_typical_first(moved), *others], True, max_hinted, hinted_session_turns, oversampled=len(moved)),
     )
-    return [pool for pool in pools if pool.max_turns >= FEWEST]
+    return [pool for pool in pools if len(pool.turns) >= FEWEST]
 
 
 def split_by_movement(turns: Sequence[Reply]) -> tuple[list[Reply], list[Reply]]:
@@ -202,6 +205,7 @@ def estimate_tokens_to_train(replies: Sequence[Reply], epochs: int) -> int:
 
 def choose_hints(replies: Sequence[Reply]) -> list[str]:
     """Return at most HINTS hints: those whose words differ most among the HINTS * OVERSAMPLE most frequent ones."""
-    counts = Counter(reply.hint for reply in replies if reply.hint and reply.written is None)
+    hints = {(reply.turn_id, reply.hint) for reply in replies if reply.hint and reply.written is None}
+    counts = Counter(hint for _, hint in hints)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return list(order_by_variety(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]

@@ -323,7 +323,7 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
     run = measure.prepared(built, built.folder / "run")
     assert any(row["written"] is not None for row in read_all(run, "targets")), "as a user's run"
     monkeypatch.setattr(trainings.stage, "check_better", lambda *_: None)
-    monkeypatch.setattr(trainings.stage, "find_best", lambda rows: rows[-1])
+    monkeypatch.setattr(trainings.stage, "find_best", lambda rows, **_: rows[-1])
     cell = trainings.training_cell("habit", 3, DEFAULT, 1e-3)
     numbers = cell.measure(work, **cell.settings)
     assert numbers["model"]

@@ -43,7 +43,7 @@ def prompts_file(folder: Path, **checks) -> Path:
 def trained(tmp_path_factory, plain_model_dir) -> Path:
     run = write_run(tmp_path_factory.mktemp("trained") / "run", plain_model_dir, toy_sessions(8))
     train.run(TrainConfig(run=run, model=str(plain_model_dir), objective="binary", batch_turns=4, epochs=4,
-                          learning_rate=1e-2, device="cpu"))  # fmt: skip
+                          learning_rate=1e-2, device="cpu", validate=0))  # fmt: skip
     return run
 
 
@@ -153,7 +153,8 @@ def test_a_reply_does_not_depend_on_the_other_prompts(run, tmp_path) -> None:
 
 def test_held_out_sessions_are_measured_apart(tmp_path, plain_model_dir, capsys) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(10))
-    train.run(TrainConfig(run=run, model=str(plain_model_dir), objective="binary", holdout=0.4, device="cpu"))
+    train.run(TrainConfig(run=run, model=str(plain_model_dir), objective="binary", holdout=0.4, device="cpu",
+                          validate=0))  # fmt: skip
     capsys.readouterr()
     evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), samples=0))
     found = scores(run)

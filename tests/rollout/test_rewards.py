@@ -112,7 +112,7 @@ def test_groups_train_as_groups(config, student) -> None:
         rollout.run(config(samples=4, limit=3, **judged_by(server.url)))
     run = config().run
     scored(run, student)
-    options = {"objective": "binary", "group_normalise": "all", "batch_turns": 8, "learning_rate": 1e-3}
+    options = {"objective": "binary", "group_normalise": "all", "batch_turns": 8, "learning_rate": 1e-3, "validate": 0}
     to_train = TrainConfig(run=run, model=str(student), device="cpu", **options)
     turns = load_targets(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(student)), {}))

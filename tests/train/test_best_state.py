@@ -107,6 +107,10 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
     assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
     assert not cycle(3.0, 2.0, 4.6), "broken"
     assert not cycle(None, None, None)
+    moved = [_row(0, 3.0, 0.0), _row(4, 0.02, 0.5), _row(8, 0.2, 0.1)]
+    assert needs_another_cycle(moved, 0, 8)
+    assert not needs_another_cycle(moved, 0, 8, is_trained_on=True), "one of the states has learned the hints"
+    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.04, 0.5)], 0, 4, is_trained_on=True)
     assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.02, 0.011)], 0, 4), "kept replies count, too"
     assert not needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.02, 0.009)], 0, 4)
     assert not needs_another_cycle([_row(0, None, 0.0), _row(4, None, 2.0)], 0, 4), "without hints, nothing says so"

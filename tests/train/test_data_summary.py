@@ -61,25 +61,26 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "all 4 reward advantages" in find_weak_signal(set_of(*cancelled), {"reward"}, 1)[0]
 
 
-def test_a_log_with_few_hints_is_told_that_no_validation_guards_its_model(run, plain_model_dir, capsys) -> None:
-    """A validation may keep out a fifth of the turns, but use a tenth of the 25 hints as prompts, which is too few."""
-    data = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(25)))
+def test_a_log_with_two_hints_is_told_that_no_validation_guards_its_model(run, plain_model_dir, capsys) -> None:
+    data = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(2)))
     check_signal(data, [], train_config(run, plain_model_dir, validate=8), [Objective({"teacher": 1.0})])
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if "no validation" in line)
     assert "warning" in warning
     assert "worse" in warning
-    assert "30 turns with a hint" in warning
+    assert "3 turns with a hint" in warning
 
 
-@pytest.mark.parametrize(("hints", "kept", "is_few"), [(3, 5, True), (8, 5, False), (8, 0, False)])
-def test_the_prompts_of_the_validation_are_counted(run, plain_model_dir, capsys, hints, kept, is_few) -> None:
+@pytest.mark.parametrize(("hints", "kept", "trained"), [(3, 5, 3), (8, 5, 0), (8, 0, 2)])
+def test_the_prompts_of_the_validation_are_counted(run, plain_model_dir, capsys, hints, kept, trained) -> None:
     turns = [toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(40)]
     validation = [*turns[:hints], *(toy_turn(f"v{n}", reward=1) for n in range(kept))]
     config = train_config(run, plain_model_dir, validate=8)
-    check_signal(replace(set_of(*turns), validation=validation), [], config, [Objective({"teacher": 1.0})])
+    data = set_of(*turns[hints - trained :])
+    check_signal(replace(data, validation=validation), [], config, [Objective({"teacher": 1.0})])
     said = capsys.readouterr().err
     assert f"validation: {hints} prompts with a hint, {kept} without" in said
-    assert ("they are few" in said) == is_few
+    assert (f"{trained} of them are trained on" in said) == bool(trained) == ("trained on" in said)
+    assert ("they are few" in said) == (hints == 3)
     assert ("nothing measures what is forgotten" in said) == (kept == 0)
 
 

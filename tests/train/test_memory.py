@@ -23,7 +23,7 @@ from opdkit.train import stage as train
 from opdkit.train import step
 from opdkit.train.forwards import Tree
 
-OPTIONS = {"device": "cpu", "batch_turns": 16, "learning_rate": 1e-3, "objective": "combine"}
+OPTIONS = {"device": "cpu", "batch_turns": 16, "learning_rate": 1e-3, "objective": "combine", "validate": 0}
 
 
 def steps(run) -> list[tuple[float, float, int]]:

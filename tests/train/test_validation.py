@@ -22,7 +22,7 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.check.stage import examine
 from opdkit.config.train import FEWEST, MOST_CYCLES
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.model.load import load_model, load_template, load_tokenizer
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
@@ -88,7 +88,7 @@ def open_toys(run, plain_model_dir) -> Callable[[], Validation]:
 
     def open_it() -> Validation:
         turns, accelerator = load_targets(run), start_accelerator(config)
-        chosen = choose_turns(turns, 8, 1)
+        chosen, _ = choose_turns(turns, 8, 1)
         return open_validation(chosen, chat, config, accelerator, hints=choose_hints(turns))
 
     return open_it
@@ -124,7 +124,7 @@ def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, Pr
 def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, validation, plain_model_dir) -> None:
     """The row equals one recomputed reply by reply from plain forwards of two models, over TOP tokens and the rest."""
     before, after = before_and_after(plain_model_dir, 0.05)
-    chat, turns = validation.chat, choose_turns(load_targets(run), 8, 1)
+    chat, turns = validation.chat, choose_turns(load_targets(run), 8, 1)[0]
     row = validation.measure(after, 3)
     sessions = {s["session_id"]: s for s in read_all(run, "sessions")}
     hints = {t["turn_id"]: t["hint"] for t in read_all(run, "targets")}
@@ -243,7 +243,7 @@ def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, 
 
 def test_before_training_hinted_prompts_alone_are_measured(run, validation, student) -> None:
     """The row is that of all prompts, as nothing has moved yet."""
-    turns = choose_turns(load_targets(run), 8, 1)
+    turns, _ = choose_turns(load_targets(run), 8, 1)
     before, same = validation.measure(student, 0), validation.measure(student, 1)
     hinted = sum(turn.teacher_logprobs is not None for turn in turns)
     assert (before["replies"], same["replies"]) == (hinted, len(turns))
@@ -371,7 +371,7 @@ def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_
 def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
     train.run(train_config(run, plain_model_dir, **VALIDATED))
     turns = load_targets(run, supports="any")
-    chosen = choose_turns(turns, 8, 1)
+    chosen, _ = choose_turns(turns, 8, 1)
     kinds = [turn.teacher_logprobs is not None for turn in chosen]
     assert FEWEST <= sum(kinds) <= 8
     assert FEWEST <= kinds.count(False) <= 8
@@ -434,7 +434,7 @@ def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
 
 def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatch) -> None:
     """A hint of another turn may have no place in a prompt, and a teacher's template may refuse a prompt."""
-    turns, before = choose_turns(load_targets(run), 8, 1), open_toys().prompts
+    turns, before = choose_turns(load_targets(run), 8, 1)[0], open_toys().prompts
     calm, other = next(t for t in turns if t.hint is None), next(t for t in turns if t.hint)
 
     def place(messages: Messages, *rest: str) -> Messages:
@@ -454,17 +454,32 @@ def test_few_turns_all_train(run) -> None:
     turns = load_targets(run)
     hinted = [t for t in turns if t.teacher_logprobs is not None]
     enough = int(FEWEST / MOST_SHARE)
-    assert len(choose_turns(hinted[:enough], 8, 1)) == FEWEST
-    assert choose_turns(hinted[: enough - 1], 8, 1) == []
-    assert choose_turns(turns, 0, 1) == []
+    assert len(choose_turns(hinted[:enough], 8, 1)[0]) == FEWEST
+    assert choose_turns(hinted[: enough - 1], 8, 1)[0] == []
+    assert choose_turns(turns, 0, 1) == ([], [])
 
 
-def test_one_session_alone_trains_without_a_validation(tmp_path, plain_model_dir, capsys) -> None:
-    said = [Said(WORDS[n % 10], -1, f"Say it in {WORDS[n % 7]} letters.") for n in range(40)]
+def test_one_session_alone_trains_on_the_prompts_of_its_validation(
+    tmp_path, plain_model_dir, capsys, any_state
+) -> None:
+    """Its steps read all replies, and cycles follow while hints are left to learn: the training is on ten replies."""
+    said = [Said(WORDS[n % 10], -1, f"Say it in {WORDS[n % 7]} letters.") for n in range(10)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy("one", said)])
-    train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1e-4})))
-    assert "no validation" in capsys.readouterr().err
-    assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == {t.turn_id for t in load_targets(run)}
+    train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1e-4, "epochs": None})))
+    assert "are trained on, too" in capsys.readouterr().err
+    every = {t.turn_id for t in load_targets(run)}
+    assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == every
+    rows = list(read_all(run, "validations"))
+    assert all({reply["turn_id"] for reply in row["hint_kls"]} <= every for row in rows)
+    assert len(rows[0]["hint_kls"]) >= FEWEST
+
+
+def test_a_broken_model_of_a_small_log_is_not_written(tmp_path, plain_model_dir) -> None:
+    """No reply here has a prompt outside the training."""
+    said = [Said(WORDS[n % 10], -1, f"Say it in {WORDS[n % 7]} letters.") for n in range(10)]
+    run = write_run(tmp_path / "run", plain_model_dir, [Toy("one", said)])
+    with pytest.raises(NothingLearnedError):
+        train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1.0, "step_limit": 0})))
 
 
 def test_it_costs_a_share_of_the_training() -> None:
@@ -477,7 +492,7 @@ def test_it_costs_a_share_of_the_training() -> None:
 
 def test_longer_trainings_pay_for_more_prompts(run) -> None:
     turns = load_targets(run)
-    few, many = (choose_turns(turns, 100, epochs) for epochs in (1, 100))
+    few, many = (choose_turns(turns, 100, epochs)[0] for epochs in (1, 100))
     assert len(few) < len(many) <= MOST_SHARE * len(turns) + 1
     assert {t.turn_id for t in few} <= {t.turn_id for t in many}
     assert estimate_tokens_to_train(turns, 4) == 4 * estimate_tokens_to_train(turns, 1)

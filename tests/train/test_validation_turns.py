@@ -31,7 +31,7 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(40, 80)]
     mended = [toy_turn(f"log:{n}:3", reward=1) for n in range(40, 80)]
     of_two, of_any = (
-        [t for t in choose_turns(turns, 8, 100) if t.teacher_logprobs is None]
+        [t for t in choose_turns(turns, 8, 100)[0] if t.teacher_logprobs is None]
         for turns in (calm + hinted + mended, calm[:9] + hinted + mended)
     )
     assert {t.turn_id for t in of_two} <= {t.turn_id for t in calm}
@@ -62,14 +62,14 @@ def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
     kinds = [[1, 2, 3]] * 52 + [[4, 5, 6]] * 4 + [[7, 8, 9]] * 4
     hinted = [replace(toy_turn(f"log:{n}:1", reward=-1, old=(-1.0, -2.0, -2.0), teacher=(-1.0, -3.0, -2.0)),
                       response_ids=np.array(kinds[n * 7 % 60], np.int32)) for n in range(60)]  # fmt: skip
-    chosen = choose_turns(hinted, FEWEST, 100)
+    chosen, _ = choose_turns(hinted, FEWEST, 100)
     assert sorted(turn.response_ids.tolist() for turn in chosen) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 def test_prompts_with_a_hint_are_those_where_something_is_to_learn() -> None:
     """The student follows 30 of the 60 hints already: the teacher gives their replies the student's log-probs."""
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -2.0 - n % 2)) for n in range(60)]
-    chosen = choose_turns(hinted, 6, 100)
+    chosen, _ = choose_turns(hinted, 6, 100)
     assert len(chosen) == 6
     assert all(measure_hint(turn) == 1.0 for turn in chosen)
 
@@ -80,7 +80,7 @@ def test_what_most_hints_ask_for_has_a_prompt() -> None:
     for log in range(8):  # which sessions are drawn first
         hinted = [replace(toy_turn(f"{log}:{n}:1", reward=-1, old=(-1.0,) * 3, teacher=(-2.0,) * 3),
                           response_ids=np.array(reply, np.int32)) for n, reply in enumerate(replies)]  # fmt: skip
-        assert [1, 2, 3] in [turn.response_ids.tolist() for turn in choose_turns(hinted, FEWEST, 100)]
+        assert [1, 2, 3] in [turn.response_ids.tolist() for turn in choose_turns(hinted, FEWEST, 100)[0]]
 
 
 def test_how_far_a_hint_moves_a_reply() -> None:
@@ -97,8 +97,8 @@ def test_how_far_a_hint_moves_a_reply() -> None:
 def test_prompts_with_a_hint_are_the_first_corrections_of_their_sessions() -> None:
     """Later corrections follow only if no other session can be kept out."""
     hinted = [toy_turn(f"log:{s}:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for s in range(40) for n in range(3)]
-    assert {turn.turn_id.split(":")[2] for turn in choose_turns(hinted, 8, 100)} == {"1"}
-    few = choose_turns(hinted[:60], 6, 100)
+    assert {turn.turn_id.split(":")[2] for turn in choose_turns(hinted, 8, 100)[0]} == {"1"}
+    few, _ = choose_turns(hinted[:60], 6, 100)
     assert [turn.turn_id.split(":")[2] for turn in few].count("1") == 4, "a fifth of 20 sessions"
     assert len(few) == 6
 
@@ -108,7 +108,7 @@ def test_prompts_are_as_many_as_the_training_pays_for(epochs: int) -> None:
     """There are about as many of both kinds, and at least FEWEST."""
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(100)]
     calm = [replace(toy_turn(f"log:{n}:1", reward=1), prompt_tokens=30) for n in range(100, 200)]
-    chosen = choose_turns([*hinted, *calm], 32, epochs)
+    chosen, _ = choose_turns([*hinted, *calm], 32, epochs)
     kinds = [sum(turn.teacher_logprobs is not None for turn in chosen)]
     kinds.append(len(chosen) - kinds[0])
     paid = COST * estimate_tokens_to_train([*hinted, *calm], epochs) / (CHECKS + 0.5)
@@ -130,27 +130,49 @@ def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
 
 def test_all_rollouts_of_a_turn_are_one_prompt() -> None:
     turns = [toy_turn(f"log:{n}:1/rollout-{k}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(60) for k in range(4)]
-    chosen = [turn.turn_id.partition("/")[0] for turn in choose_turns(turns, 20, 100)]
+    chosen = [turn.turn_id.partition("/")[0] for turn in choose_turns(turns, 20, 100)[0]]
     assert len(chosen) == len(set(chosen)) == int(MOST_SHARE * 60)
 
 
 @pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
 def test_whole_sessions_are_a_fifth_of_the_turns_at_most(sessions: int, replies: int) -> None:
-    """A session that holds more is passed over; if all do, every turn trains."""
+    """A session that holds more is passed over; if all do, every turn trains, also those of the prompts."""
     turns = [
         toy_turn(f"log:{s}:{2 * n + 1}", reward=1 - 2 * (hinted := (s + n) % 2), teacher=(-1, -3) if hinted else None)
         for s in range(sessions) for n in range(replies)
     ]  # fmt: skip
-    chosen = {t.session_id for t in choose_turns(turns, 32, 10)}
+    kept_out, trained_on = choose_turns(turns, 32, 10)
+    chosen = {t.session_id for t in kept_out}
     apart = [t.teacher_logprobs is not None for t in turns if t.session_id in chosen]
     assert len(apart) <= MOST_KEPT_OUT * len(turns)
     assert sum(apart) <= MOST_KEPT_OUT * len(turns) / 2, "of the hints, too"
-    assert bool(apart) == (sessions >= 1 / MOST_KEPT_OUT)
+    assert bool(kept_out) == (sessions >= 1 / MOST_KEPT_OUT) != bool(trained_on)
+    assert {turn.is_hinted for turn in kept_out + trained_on} == {True, False}
 
 
 def test_a_session_with_most_hints_trains() -> None:
     calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(400)]
     hinted = [toy_turn(f"log:500:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for n in range(30)]
     apart = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(600, 630)]
-    assert choose_turns(calm + hinted, 32, 10) == []
-    assert "log:500" not in {t.session_id for t in choose_turns(calm + hinted + apart, 32, 10)}
+    kept_out, trained_on = choose_turns(calm + hinted, 32, 10)
+    assert {t.session_id for t in trained_on} == {"log:500"}
+    assert not any(t.is_hinted for t in kept_out)
+    assert "log:500" not in {t.session_id for t in choose_turns(calm + hinted + apart, 32, 10)[0]}
+
+
+def test_a_small_log_is_validated_on_prompts_that_are_trained_on() -> None:
+    """The kind of prompts that has enough turns is kept out. With fewer than FEWEST hints, there is no validation."""
+    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(60)]
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(60, 120)]
+    for few_calm, few_hinted in ((False, True), (True, False), (True, True)):
+        turns = calm[: FEWEST if few_calm else 60] + hinted[: FEWEST if few_hinted else 60]
+        kept_out, trained_on = choose_turns(turns, 8, 100)
+        assert {turn.is_hinted for turn in trained_on} == ({False} if few_calm else set()) | (
+            {True} if few_hinted else set()
+        )
+        assert {turn.is_hinted for turn in kept_out + trained_on} == {True, False}
+        assert len(trained_on) == FEWEST * (few_calm + few_hinted)
+    assert choose_turns(calm + hinted[: FEWEST - 1], 8, 100) == ([], [])
+    kept_out, trained_on = choose_turns(calm[: FEWEST - 1] + hinted, 8, 100)
+    assert all(turn.is_hinted for turn in kept_out)
+    assert not trained_on

@@ -144,7 +144,7 @@ function showValidations(found) {
       {class: "cards lines"},
       lineChart(
         "Distance of the model's own replies",
-        "In nats per reply, on prompts kept out of training: hint_kl falls as the replies become those of the teacher " +
+        "In nats per reply, on the prompts of validation: hint_kl falls as the replies become those of the teacher " +
           "that reads the hint, kept_kl rises as they move away from those before training where nobody complained; " +
           `the dashed line is step ${count(found.kept)}: the best state, which became the model (${atKept}).`,
         "step",
