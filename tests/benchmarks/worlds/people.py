@@ -48,7 +48,8 @@ def decisions(results: Results) -> str:
         "users said; both with all first replies that nobody corrected, trained with the default. *Thumbs*: the whole "
         "log, a thumb at each reply that was praised or complained of, and no judge; *judged rewards*: those of the "
         "rules, without their hints; both trained with `--objective binary`. The models learned to follow edits "
-        "before, as they learned to follow hints."
+        "before, as they learned to follow hints. When this was measured, a training on fewer than 30 hints, such "
+        "as one on 20 edits, had no validation, and so a single cycle of the schedule."
     )
     lines = [[title(world), pair(before[world]), *(pair(shares[log][world]) for log in LOGS)] for world in worlds]
     heads = ["world", "before", f"{EDITS} edits", f"{TIMES * EDITS} corrections", "thumbs", "judged rewards"]
