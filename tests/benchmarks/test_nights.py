@@ -20,16 +20,16 @@ def test_the_page_has_the_results() -> None:
         assert " | ".join(f"{row['right'][topic]:.2f}" for topic in topics) in text
     trained = [row for row in nights if row.get("tokens")]
     promoted = [row["night"] for row in nights if row.get("decision") in (PROMOTED, RETESTED)]
-    assert promoted == [1, 4, 10, 15, 22]
-    assert [row["night"] for row in nights if row.get("decision") == RETESTED] == [15, 22]
-    assert f"Of {len(trained)} trainings, {len(promoted)} were promoted, two of them when they were tested" in text
+    assert promoted == [1, 9, 14, 22]
+    assert [row["night"] for row in nights if row.get("decision") == RETESTED] == [22]
+    assert f"Of {len(trained)} trainings that wrote a model, {len(promoted)} were promoted, one of them when it" in text
     assert f"read {sum(row['tokens'] for row in trained):,} tokens, and those of the training from scratch" in text
     assert f"from scratch {scratch['tokens']:,}" in text
     shares = {row["night"]: row["right"] for row in nights}
-    assert f"in night 10, in {shares[10]['home']:.2f} of the replies" in text
-    assert f"in night 15, in {shares[15]['food']:.2f}, and in night 22, in {shares[22]['texts']:.2f}." in text
+    assert f"in night 9, in {shares[9]['home']:.2f} of the replies" in text
+    assert f"in night 14, in {shares[14]['food']:.2f}, and in night 22, in {shares[22]['texts']:.2f}." in text
     lost = {(night, topic): shares[night - 1][topic] - share for night in promoted[1:]
             for topic, share in shares[night].items()
             if wishes_of(night).get(topic) == wishes_of(night - 1).get(topic)}  # fmt: skip
     assert f"No promotion lost more than {max(lost.values()):.3f} in any topic" in text
-    assert len(lost) == 4 * len(topics), "in no such night users changed their minds"
+    assert len(lost) == 3 * len(topics) - 2, "in two of these nights users changed their minds"
