@@ -122,8 +122,8 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_sizes() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     lengths = [node.end_lineno - node.lineno + 1 for _, node in functions() if node.end_lineno]
-    assert sum(lines.values()) <= 40_522  # 23,000 and what new features cost; each raise has to be earned
-    assert len(lengths) <= 2_004
+    assert sum(lines.values()) <= 40_549  # 23,000 and what new features cost; each raise has to be earned
+    assert len(lengths) <= 2_006
     assert statistics.median(lengths) >= 9
     assert {path: n for path, n in lines.items() if n > 400} == {}
 

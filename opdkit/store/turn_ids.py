@@ -40,6 +40,15 @@ def answered_turn_id(session_id: str) -> str:
     return session_id.rpartition(_SAMPLED)[0]
 
 
+def prompt_turn_id(turn: str) -> str:
+    """Return the id of the turn whose prompt a turn answers: its own, or for a rollout the one that it answers again.
+
+    >>> prompt_turn_id("chat:17:3/rollout-0:3")
+    'chat:17:3'
+    """
+    return answered_turn_id(session_of(turn)) or turn
+
+
 def logged_session_id(session_id: str) -> str:
     """Return the id of the logged session that a session comes from, through any number of rollouts.
 

@@ -51,11 +51,11 @@ def drifts_too_far(row: JSON, before: JSON) -> bool:
     return bool(has_much_left and (row["kept_kl"] or 0.0) > MOST_DRIFT * (before["hint_kl"] - row["hint_kl"]))
 
 
-def find_best(rows: Sequence[JSON], *, any_gain: bool = False, by: str = "score") -> JSON:
+def find_best(rows: Sequence[JSON], *, any_gain: bool = False, distance: str = "score") -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not drift too
-    far (`drifts_too_far`). The best is the one with the lowest value in the column `by` (if equal, the last); without
+    far (`drifts_too_far`). The best has the lowest value in the column `distance` (if equal, the last); without
     hinted prompts, it is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance
     gain and any drift count, too.
     """
@@ -65,7 +65,7 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False, by: str = "score"
         eligible = [row for row in eligible if row["hint_kl"] < before["hint_kl"]]
     elif hinted:
         eligible = [row for row in eligible if is_nearer(row, before) and not drifts_too_far(row, before)]
-    return min(reversed(eligible), key=lambda row: row[by] if hinted else 0.0, default=before)
+    return min(reversed(eligible), key=lambda row: row[distance] if hinted else 0.0, default=before)
 
 
 def is_broken(rows: Sequence[JSON]) -> bool:
@@ -91,12 +91,12 @@ def has_two_broken(rows: Sequence[JSON]) -> bool:
     return are_new and is_broken(rows) and is_broken(rows[:-1]) and find_best(rows) is not rows[-1]
 
 
-def has_stalled(rows: Sequence[JSON], start: int) -> bool:
-    """Return True if PATIENCE or more states have followed the best one without a better score.
+def has_stalled(rows: Sequence[JSON], start: int, distance: str = "score") -> bool:
+    """Return True if PATIENCE or more states have followed the best one without a lower `distance`, see `find_best`.
 
     Only states later than step `start` count, and since the training last went back.
     """
-    best = find_best(rows, any_gain=True)["step"]
+    best = find_best(rows, any_gain=True, distance=distance)["step"]
     later = [row for row in rows if row["step"] > max(start, _find_last_return(rows), best)]
     return len(later) >= PATIENCE
 
@@ -119,7 +119,7 @@ def trace_steps(rows: Sequence[JSON], kept: int) -> list[int]:
     return steps[::-1]
 
 
-def needs_another_cycle(rows: Sequence[JSON], start: int, end: int, *, is_trained_on: bool = False) -> bool:
+def needs_another_cycle(rows: Sequence[JSON], start: int, end: int, distance: str = "score") -> bool:
     """Return True if a cycle of the schedule, steps `start` + 1 to `end`, left much to learn and was not in vain.
 
     Much is left if the best state so far is far from the hints, or from the student before training. It is far from the
@@ -127,13 +127,10 @@ def needs_another_cycle(rows: Sequence[JSON], start: int, end: int, *, is_traine
     nearer to the hints than before training, or nearly as good as the best state. It may be a little worse than that,
     since few replies decide a score. A cycle after the first must also have found a clearly better state than the
     cycles before it: what two cycles do not learn is most likely out of reach.
-
-    If the student is trained on the validation prompts with a hint (`is_trained_on`), only the distance from the hints
-    counts: more cycles could undo wanted changes of other replies, and these prompts would not show that.
     """
-    done, distance = [row for row in rows if row["step"] <= end], "hint_kl" if is_trained_on else "score"
-    last, best = done[-1], find_best(done, any_gain=True, by=distance)
-    earlier = find_best([row for row in done if row["step"] <= start], any_gain=True, by=distance)
+    done = [row for row in rows if row["step"] <= end]
+    last, best = done[-1], find_best(done, any_gain=True, distance=distance)
+    earlier = find_best([row for row in done if row["step"] <= start], any_gain=True, distance=distance)
     has_some_left = best[distance] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
     is_close_to_best = last[distance] <= (1 + CLEAR_CHANGE) * best[distance]
     is_in_vain = start > 0 and best[distance] > (1 - CLEAR_CHANGE) * earlier[distance]

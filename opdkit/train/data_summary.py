@@ -15,7 +15,7 @@ from opdkit.model.loops import ends_in_loop
 from opdkit.store.plans import judge_kind, manifest
 from opdkit.store.reading import read_all
 from opdkit.store.tables import EDIT, WRITTEN_BY
-from opdkit.store.turn_ids import logged_session_id
+from opdkit.store.turn_ids import logged_session_id, prompt_turn_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Reply
@@ -47,13 +47,14 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         warn(f"--warmup-steps {config.warmup_steps} is as long as the training, {counted(len(steps), 'step')}: the "
              "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
-        hints = sum(reply.is_hinted for reply in data.validation)
-        trained = {reply.turn_id for reply in data.replies}
-        also_trained = sum(reply.turn_id in trained for reply in data.validation)
-        small = f"; {also_trained:,} of them are trained on, too" if also_trained else ""
-        few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
-        say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{small}{few}")
-        if hints == len(data.validation):
+        trained = {prompt_turn_id(reply.turn_id) for reply in data.replies}
+        hints, others = ([prompt_turn_id(reply.turn_id) in trained for reply in data.validation
+                          if reply.is_hinted == hinted] for hinted in (True, False))  # fmt: skip
+        also_with, also_without = (" (trained on, too)" if any(kind) else "" for kind in (hints, others))
+        few = "; few have a hint, so compare with the model before, `opdkit eval`" if 0 < len(hints) < FEW_HINTS else ""
+        say(f"validation: {counted(len(hints), 'prompt')} with a hint{also_with}, {len(others):,} without{also_without}"
+            f"{few}")  # fmt: skip
+        if not others:
             warn(f"nothing measures what is forgotten: that needs at least {FEWEST} turns without a complaint. Compare "
                  "with the model before, `opdkit eval`")  # fmt: skip
     if config.validate and not data.validation:

@@ -286,10 +286,11 @@ def validate_if_due(training: Training) -> None:
         return
     validation.save_if_best(training.student)
     if len(training.steps) > planned:
-        left = find_best(validation.rows, any_gain=True)["score"] / validation.rows[0]["score"]
+        distance = training.distance
+        left = find_best(validation.rows, any_gain=True, distance=distance)[distance] / validation.rows[0][distance]
         say(f"{left:.0%} of the distance before training is left: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
-    elif has_stalled(validation.rows, training.cycle_start):
+    elif has_stalled(validation.rows, training.cycle_start, training.distance):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True
     if not training.is_ended and has_two_broken(validation.rows):

@@ -11,6 +11,7 @@ from torch import nn
 
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
+from opdkit.store.turn_ids import prompt_turn_id
 from opdkit.train.batches import Step
 from opdkit.train.best_state import needs_another_cycle
 from opdkit.train.objective.terms import Objective
@@ -47,14 +48,23 @@ class Training:
         """Rows of the table `validations` so far."""
         return self.validation.rows if self.validation else ()
 
+    @property
+    def distance(self) -> str:
+        """Column of the table `validations` that says how much is left to learn.
+
+        It is the score, or hint_kl if the student is trained on prompts with a hint: more cycles could undo wanted
+        changes of other replies, and these prompts would not show that.
+        """
+        trained = {prompt_turn_id(reply.turn_id) for reply in self.replies}
+        prompts = self.validation.prompts if self.validation else ()
+        is_trained_on = any(prompt.hinted and prompt_turn_id(prompt.turn_id) in trained for prompt in prompts)
+        return "hint_kl" if is_trained_on else "score"
+
     def plan_steps(self) -> None:
         """Set `steps` and `cycle_start` for the cycles that the validations so far have called for."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
-        trained = {reply.turn_id for reply in self.replies}
-        prompts = self.validation.prompts if self.validation else ()
-        is_trained_on = any(prompt.hinted and prompt.turn_id in trained for prompt in prompts)
         for cycle in self.cycles[1:]:
             rows, start, end = self.measurements, self.cycle_start, len(self.steps)
-            if not rows or not needs_another_cycle(rows, start, end, is_trained_on=is_trained_on):
+            if not rows or not needs_another_cycle(rows, start, end, self.distance):
                 return
             self.cycle_start, self.steps = end, [*self.steps, *cycle]

@@ -54,7 +54,8 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
     replies, dropped = select_replies(left, terms, config.holdout, anchored=config.anchor_weight > 0)
     replies, over_limit = limit_turns_per_session(replies, config.max_turns_per_session, config.seed, terms)
     inside = [reply for reply in left if not is_held_out(reply.session_id, config.holdout)]
-    alone, trained_on = choose_turns(inside, config.validate, choose_epochs(replies, config))
+    alone, trained_on = choose_turns(inside, config.validate, choose_epochs(replies, config),
+                                     learns_hints=terms != {"reward"})  # fmt: skip
     apart = {conversation_id(reply.session_id) for reply in alone}
     replies, kept_out = drop_replies(
         replies, lambda r: FOR_VALIDATION if conversation_id(r.session_id) in apart else None

@@ -11,7 +11,7 @@ import torch
 
 from opdkit.config.train import FEWEST
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import answered_turn_id, conversation_id
+from opdkit.store.turn_ids import conversation_id, prompt_turn_id
 from opdkit.train.objective.losses import divergence
 from opdkit.train.targets import Reply
 
@@ -23,7 +23,7 @@ COST = 0.06
 CHECKS = 3  # least number of measurements during a training; the extra one before it costs half
 MOST_SHARE = 0.1  # largest share of the turns of a kind (with a hint, without) to keep out for their prompts
 MOST_KEPT_OUT = 0.2  # largest share of all turns, and of all hints, in sessions that are kept out of training
-MOST_UNCRITICISED = 0.25  # largest share of the turns in sessions without a complaint whose prompts are used
+MOST_UNCRITICISED = 0.25  # largest share of the turns in sessions without a complaint to keep out
 HINTS = 8  # number of the log's hints to try: a changed reply that one of them explains is a wanted change
 OVERSAMPLE = 8  # candidates drawn per item that is taken; the most different ones are taken
 
@@ -45,22 +45,25 @@ class Pool:
         return sum(costs) / len(costs)
 
 
-def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> tuple[list[Reply], list[Reply]]:
+def choose_turns(
+    replies: Sequence[Reply], max_prompts: int, epochs: int, *, learns_hints: bool = True
+) -> tuple[list[Reply], list[Reply]]:
     """Return the logged turns on whose prompts to validate: at most `max_prompts` with a hint, and as many without.
 
     The first list has turns whose sessions are kept out of training as a whole. They are drawn by a hash of their ids,
     and have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. If
-    these are fewer than FEWEST turns of a kind (with a hint, without), turns in the second list stand in for them: the
-    student is trained on these, too. A kind with fewer than FEWEST turns is left out; if the kind with hints is, both
-    lists are empty. Turns whose replies differ come first. Turns without a hint come from sessions without a complaint,
-    if these are enough. In other sessions, the hints probably also ask for a change of the replies that nobody
-    complained about. CHECKS measurements on the turns cost at most COST of the training's tokens, unless FEWEST turns
-    of each kind already cost more.
+    these are fewer than FEWEST turns of a kind (with a hint, without), turns in the second list stand in for them,
+    which may be trained on, too. A kind with fewer than FEWEST turns is left out; if the kind with hints is, both lists
+    are empty. If the objective does not learn from hints (`learns_hints`), the kind with hints never has stand-ins.
+    Turns whose replies differ come first. Turns without a hint come from sessions without a complaint, if these are
+    enough. In other sessions, the hints probably also ask for a change of the replies that nobody complained about.
+    CHECKS measurements on the turns cost at most COST of the training's tokens, unless FEWEST turns of each kind
+    already cost more.
     """
     logged = [reply for reply in replies if reply.written is None and reply.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.is_hinted)
-    pools = make_pools(replies, logged, max_prompts) if max_prompts else ()
+    pools = make_pools(replies, logged, max_prompts, learns_hints) if max_prompts else ()
     tokens = COST * estimate_tokens_to_train(replies, epochs) / (CHECKS + 0.5)
     kept_out, trained_on = list[Reply](), list[Reply]()
     for n, pool in enumerate(pools):  # equally many of both kinds; the second uses the tokens that the first leaves
@@ -75,19 +78,22 @@ def choose_turns(replies: Sequence[Reply], max_prompts: int, epochs: int) -> tup
     return kept_out, trained_on
 
 
-def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: int) -> list[Pool]:
+def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: int, learns_hints: bool) -> list[Pool]:
     """Return the pools that have at least FEWEST turns: turns without a hint, then turns with a hint.
 
-    Return no pools if the log has hints, but fewer than FEWEST turns with a hint.
+    Return no pools if hints are to be learned, but fewer than FEWEST turns have one.
     """
     # All rollouts of a turn have its prompt.
-    prompts = {answered_turn_id(turn.session_id) or turn.turn_id: turn for turn in reversed(logged)}
+    prompts = {prompt_turn_id(turn.turn_id): turn for turn in reversed(logged)}
     distinct = [*prompts.values()][::-1]
     hinted = [turn for turn in distinct if turn.is_hinted]
     unhinted = [turn for turn in distinct if not turn.is_criticised]
-    if 0 < len(hinted) < FEWEST:
-        return []
     max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
+    has_few_hints = len(hinted) > 0 and max_hinted < FEWEST
+    if has_few_hints and not learns_hints:
+        hinted = []
+    elif has_few_hints and len(hinted) < FEWEST:
+        return []
     criticised = {conversation_id(reply.session_id) for reply in replies if reply.is_criticised}
     uncriticised = [turn for turn in unhinted if conversation_id(turn.session_id) not in criticised]
     max_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
@@ -98,6 +104,8 @@ def make_pools(replies: Sequence[Reply], logged: Sequence[Reply], max_prompts: i
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
+    elif max_unhinted < FEWEST or has_few_hints:  # they stand in, so that all of the few hints are trained on
+        unhinted, max_unhinted = uncriticised if len(uncriticised) >= FEWEST else unhinted, 0
     unhinted = draw_turns(unhinted, first_of_all=False)
     # The first correction of a session says most: later prompts contain it, so a student may follow it without a hint.
     moved, others = split_by_movement(draw_turns(hinted, first_of_all=True))

@@ -88,6 +88,9 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
     slow = [_row(step, 5.0 - 0.1 * step, 0.0) for step in range(PATIENCE + 2)]
     assert find_best(slow)["step"] == 0, "as may be by chance"
     assert not has_stalled(slow, 0), "but it still improves"
+    moved = [_row(step, 5.0 - 0.1 * step, 0.2 * step) for step in range(PATIENCE + 2)]
+    assert has_stalled(moved, 0)
+    assert not has_stalled(moved, 0, "hint_kl")
 
 
 def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_vain() -> None:
@@ -109,8 +112,11 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
     assert not cycle(None, None, None)
     moved = [_row(0, 3.0, 0.0), _row(4, 0.02, 0.5), _row(8, 0.2, 0.1)]
     assert needs_another_cycle(moved, 0, 8)
-    assert not needs_another_cycle(moved, 0, 8, is_trained_on=True), "one of the states has learned the hints"
-    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.04, 0.5)], 0, 4, is_trained_on=True)
+    assert not needs_another_cycle(moved, 0, 8, "hint_kl"), "one of the states has learned the hints"
+    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.04, 0.5)], 0, 4, "hint_kl")
+    falls = [_row(0, 3.0, 0.0), _row(4, 1.0, 1.0), _row(8, 0.8, 1.2)]  # the score stays
+    assert needs_another_cycle(falls, 4, 8, "hint_kl")
+    assert not needs_another_cycle(falls, 4, 8)
     assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.02, 0.011)], 0, 4), "kept replies count, too"
     assert not needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.02, 0.009)], 0, 4)
     assert not needs_another_cycle([_row(0, None, 0.0), _row(4, None, 2.0)], 0, 4), "without hints, nothing says so"

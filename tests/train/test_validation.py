@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from forked import ranks
 from runs import Messages
 from scored_runs import ALONE, WORDS, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
+from toy_turns import toy_turn
 from transformers import PreTrainedModel
 from validation_rows import validation_row
 
@@ -39,6 +41,7 @@ from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
 from opdkit.train.step import STOP_REQUESTS
 from opdkit.train.targets import load_targets
+from opdkit.train.training import Training
 from opdkit.train.training_set import load_training_set
 from opdkit.train.validation import (
     CAP,
@@ -459,19 +462,31 @@ def test_few_turns_all_train(run) -> None:
     assert choose_turns(turns, 0, 1) == ([], [])
 
 
-def test_one_session_alone_trains_on_the_prompts_of_its_validation(
-    tmp_path, plain_model_dir, capsys, any_state
-) -> None:
-    """Its steps read all replies, and cycles follow while hints are left to learn: the training is on ten replies."""
+def test_one_session_alone_trains_on_the_prompts_of_its_validation(tmp_path, plain_model_dir, capsys) -> None:
+    """Its steps read all of the ten replies, and cycles follow while hints are left to learn."""
     said = [Said(WORDS[n % 10], -1, f"Say it in {WORDS[n % 7]} letters.") for n in range(10)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy("one", said)])
-    train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1e-4, "epochs": None})))
-    assert "are trained on, too" in capsys.readouterr().err
+    train.run(train_config(run, plain_model_dir, **(VALIDATED | {"epochs": None})))
+    said = capsys.readouterr().err
+    assert "with a hint (trained on, too)" in said
+    assert "of the distance before training is left" in said
     every = {t.turn_id for t in load_targets(run)}
     assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == every
     rows = list(read_all(run, "validations"))
     assert all({reply["turn_id"] for reply in row["hint_kls"]} <= every for row in rows)
     assert len(rows[0]["hint_kls"]) >= FEWEST
+
+
+def test_trained_on_prompts_with_a_hint_decide_alone_how_much_is_left_to_learn() -> None:
+    replies = [toy_turn("log:1:1/rollout-0:1"), toy_turn("log:2:1")]
+    for turn_id, hinted, column in (
+        ("log:1:1", True, "hint_kl"),
+        ("log:1:1", False, "score"),
+        ("log:3:1", True, "score"),
+    ):
+        prompts = [SimpleNamespace(turn_id=turn_id, hinted=hinted)]
+        training = SimpleNamespace(replies=replies, validation=SimpleNamespace(prompts=prompts))
+        assert Training.distance.fget(training) == column
 
 
 def test_a_broken_model_of_a_small_log_is_not_written(tmp_path, plain_model_dir) -> None:

@@ -126,6 +126,8 @@ def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
     assert chosen[:3] == ["Be brief.", "Use Python.", "Number steps."]
     assert len(chosen) == HINTS
     assert choose_hints([replace(turns[0], written=0), toy_turn("log:20:1", reward=1)]) == []
+    others = [replace(turns[0], turn_id=f"log:{n}:1", hint=hint) for n, hint in enumerate(["Be brief.", "Use Python."])]
+    assert choose_hints([*others, others[1]])[0] == "Be brief.", "a turn that is named twice counts once"
 
 
 def test_all_rollouts_of_a_turn_are_one_prompt() -> None:
@@ -173,6 +175,22 @@ def test_a_small_log_is_validated_on_prompts_that_are_trained_on() -> None:
         assert {turn.is_hinted for turn in kept_out + trained_on} == {True, False}
         assert len(trained_on) == FEWEST * (few_calm + few_hinted)
     assert choose_turns(calm + hinted[: FEWEST - 1], 8, 100) == ([], [])
+    kept_out, trained_on = choose_turns(calm + hinted[:FEWEST], 8, 100, learns_hints=False)
+    assert kept_out
+    assert not any(turn.is_hinted for turn in kept_out + trained_on), "rewards alone hardly follow so few hints"
     kept_out, trained_on = choose_turns(calm[: FEWEST - 1] + hinted, 8, 100)
     assert all(turn.is_hinted for turn in kept_out)
     assert not trained_on
+
+
+@pytest.mark.parametrize("calm", [0, 3, 6, 11])
+def test_scarce_hints_all_train(calm: int) -> None:
+    """No session with a hint is kept out to measure other replies; these are from sessions without one, if possible."""
+    quiet = [toy_turn(f"calm:{n}:1", reward=1) for n in range(calm)]
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(20)]
+    mended = [toy_turn(f"log:{n}:{m}", reward=1) for n in range(20) for m in (3, 5)]
+    kept_out, trained_on = choose_turns(quiet + hinted + mended, 8, 100)
+    assert kept_out == []
+    others = [turn.turn_id.partition(":")[0] for turn in trained_on if not turn.is_hinted]
+    assert set(others) == {"calm" if calm else "log"}
+    assert len(others) >= FEWEST
