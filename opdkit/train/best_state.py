@@ -55,9 +55,9 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False, distance: str = "
     """Return the row of the best state, or the row before training if no state is better.
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not drift too
-    far (`drifts_too_far`). The best has the lowest value in the column `distance` (if equal, the last); without
-    hinted prompts, it is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance
-    gain and any drift count, too.
+    far (`drifts_too_far`). The best has the lowest value in the column `distance` (if equal, the last); without hinted
+    prompts, it is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain and
+    any drift count, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]

@@ -48,9 +48,9 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
              "learning rate hardly reaches its peak")  # fmt: skip
     if data.validation:
         trained = {prompt_turn_id(reply.turn_id) for reply in data.replies}
-        hints, others = ([prompt_turn_id(reply.turn_id) in trained for reply in data.validation
-                          if reply.is_hinted == hinted] for hinted in (True, False))  # fmt: skip
-        also_with, also_without = (" (trained on, too)" if any(kind) else "" for kind in (hints, others))
+        hints, others = ({prompt_turn_id(reply.turn_id) for reply in data.validation if reply.is_hinted == is_hinted}
+                         for is_hinted in (True, False))  # fmt: skip
+        also_with, also_without = (" (trained on, too)" if kind & trained else "" for kind in (hints, others))
         few = "; few have a hint, so compare with the model before, `opdkit eval`" if 0 < len(hints) < FEW_HINTS else ""
         say(f"validation: {counted(len(hints), 'prompt')} with a hint{also_with}, {len(others):,} without{also_without}"
             f"{few}")  # fmt: skip

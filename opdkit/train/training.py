@@ -55,16 +55,16 @@ class Training:
         It is the score, or hint_kl if the student is trained on prompts with a hint: more cycles could undo wanted
         changes of other replies, and these prompts would not show that.
         """
-        trained = {prompt_turn_id(reply.turn_id) for reply in self.replies}
         prompts = self.validation.prompts if self.validation else ()
-        is_trained_on = any(prompt.hinted and prompt_turn_id(prompt.turn_id) in trained for prompt in prompts)
-        return "hint_kl" if is_trained_on else "score"
+        hinted = {prompt_turn_id(prompt.turn_id) for prompt in prompts if prompt.hinted}
+        return "hint_kl" if any(prompt_turn_id(reply.turn_id) in hinted for reply in self.replies) else "score"
 
     def plan_steps(self) -> None:
         """Set `steps` and `cycle_start` for the cycles that the validations so far have called for."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
+        rows, distance = self.measurements, self.distance
         for cycle in self.cycles[1:]:
-            rows, start, end = self.measurements, self.cycle_start, len(self.steps)
-            if not rows or not needs_another_cycle(rows, start, end, self.distance):
+            start, end = self.cycle_start, len(self.steps)
+            if not rows or not needs_another_cycle(rows, start, end, distance):
                 return
             self.cycle_start, self.steps = end, [*self.steps, *cycle]
